@@ -1,0 +1,27 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0
+#
+# Measure in an emulated guest: kmod/qemu/bench.sh [ROUNDS] > bench/results/kmod.json
+# Absolute times are those of the emulation (TCG); what counts is the ratio to the bare copy.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+tools/check-kmod
+release=$(tools/check-kmod --release)
+make -s -C kmod RELEASE="$release" module tests
+load=$(cut -d ' ' -f 1 /proc/loadavg)
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+kmod/qemu/boot.sh -k "/boot/vmlinuz-$release" -m "build/kmod/$release" /bin/bash -c \
+    "insmod /run/modules/deepum.ko && echo figures && build/kmod/$release/tests/bench ${1:-15}" \
+    >"$log" || { cat "$log" >&2; exit 1; }
+cat <<END
+{
+"command": "kmod/qemu/bench.sh ${1:-15} > bench/results/kmod.json",
+"date": "$(date -u +%Y-%m-%dT%H:%M:%S+00:00)",
+"machine": "QEMU TCG, 2 virtual processors, on $(grep -m 1 'model name' /proc/cpuinfo | cut -d : -f 2 | xargs)",
+"host_load": $load,
+"kernel": "$release",
+"figures":
+$(sed -n '/^figures/,/^}/p' "$log" | tail -n +2)
+}
+END

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+from typing import final
+
+from deepum._core.engine import NativePolicy
+
+@final
+class ArgumentsPolicy(NativePolicy): ...

@@ -1,0 +1,558 @@
+# SPDX-License-Identifier: Apache-2.0
+# cython: language_level=3
+"""Sees every launch before it runs, by a callback of CUPTI's, and lets it wait behind a gate.
+
+The callback runs in the launching thread, without the GIL, before and after each launch that the
+process submits, whichever library does it. It hashes the launch, collects the argument words that
+may point into managed memory, tells the feed, and, where launches are gated, first makes the
+stream wait until the conductor has opened the launch's gate. Afterwards the stream writes the
+launch's number to host memory: that is how completion is followed.
+
+DESIGN: an execution ID is the hash of the kernel's name, its launch shape and those of its
+argument words that point into managed memory, not of all argument bytes as in the paper. Seeds of
+dropout, step counts and bias corrections of optimizers change in every step and would make a new
+ID of the same kernel each time; and padding inside argument structs is not even initialized.
+"""
+
+from cuda.bindings cimport cydriver
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memset, strdup, strlen
+
+from deepum._core.feed cimport (
+    Feed, deepum_add, deepum_load, deepum_load32, deepum_now, deepum_store32,
+    enter_driver, leave_driver, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t,
+    pthread_mutex_unlock,
+)
+
+# The driver takes about 1,020 entries behind a closed gate; a launch is three: the wait, the
+# kernel, the mark. A thread that finds the queue full spins in the driver, holding what moves
+# need, so it must never come to that.
+cdef uint64_t RUN_AHEAD = 200              # launches
+
+cdef enum:
+    MAX_POINTERS = 4096
+    NAMES = 1 << 16        # kernels whose names are kept
+    API_ENTER = 0
+    DRIVER_DOMAIN = 1
+
+# Callback numbers of the driver's functions (stable: new functions get new ones).
+cdef enum Call:
+    LAUNCH_KERNEL = 307
+    LAUNCH_KERNEL_PTSZ = 442
+    LAUNCH_COOPERATIVE = 477
+    LAUNCH_COOPERATIVE_PTSZ = 478
+    LAUNCH_KERNEL_EX = 652
+    LAUNCH_KERNEL_EX_PTSZ = 653
+    GRAPH_LAUNCH = 514
+    GRAPH_LAUNCH_PTSZ = 515
+    MEMSET_D8 = 216
+    MEMSET_D8_PTSZ = 428
+    MEMSET_D32 = 220
+    MEMSET_D32_PTSZ = 430
+    MEMCPY_ASYNC = 306
+    MEMCPY_ASYNC_PTSZ = 418
+    MEMCPY_HTOD = 277
+    MEMCPY_HTOD_PTSZ = 421
+    MEMCPY_DTOH = 279
+    MEMCPY_DTOH_PTSZ = 422
+    MEMCPY_DTOD = 281
+    MEMCPY_DTOD_PTSZ = 423
+    # These return when it is done, or as good as.
+    MEMSET_D8_SYNC = 249
+    MEMSET_D8_SYNC_PTDS = 411
+    MEMSET_D32_SYNC = 251
+    MEMSET_D32_SYNC_PTDS = 413
+    MEMCPY_SYNC = 305
+    MEMCPY_SYNC_PTDS = 408
+    MEMCPY_HTOD_SYNC = 276
+    MEMCPY_HTOD_SYNC_PTDS = 397
+    MEMCPY_DTOH_SYNC = 278
+    MEMCPY_DTOH_SYNC_PTDS = 398
+    MEMCPY_DTOD_SYNC = 280
+    MEMCPY_DTOD_SYNC_PTDS = 399
+    BEGIN_CAPTURE = 495
+    BEGIN_CAPTURE_PTSZ = 496
+    BEGIN_CAPTURE_V2 = 539
+    BEGIN_CAPTURE_V2_PTSZ = 540
+    BEGIN_CAPTURE_TO = 720
+    BEGIN_CAPTURE_TO_PTSZ = 721
+    END_CAPTURE = 497
+    END_CAPTURE_PTSZ = 498
+    MODULE_LOAD = 19
+    MODULE_LOAD_EX = 20
+    LIBRARY_LOAD = 678
+    MODULE_UNLOAD = 22
+    LIBRARY_UNLOAD = 680
+    MEM_ALLOC = 243
+    MEM_FREE = 245
+    HOST_ALLOC = 39
+    HOST_FREE = 38
+    CONTEXT_SYNC = 17
+
+CALLS = (
+    LAUNCH_KERNEL, LAUNCH_KERNEL_PTSZ, LAUNCH_COOPERATIVE, LAUNCH_COOPERATIVE_PTSZ,
+    LAUNCH_KERNEL_EX, LAUNCH_KERNEL_EX_PTSZ, GRAPH_LAUNCH, GRAPH_LAUNCH_PTSZ, MEMSET_D8,
+    MEMSET_D8_PTSZ, MEMSET_D32, MEMSET_D32_PTSZ, MEMCPY_ASYNC, MEMCPY_ASYNC_PTSZ, MEMCPY_HTOD,
+    MEMCPY_HTOD_PTSZ, MEMCPY_DTOH, MEMCPY_DTOH_PTSZ, MEMCPY_DTOD, MEMCPY_DTOD_PTSZ,
+    MEMSET_D8_SYNC, MEMSET_D8_SYNC_PTDS, MEMSET_D32_SYNC, MEMSET_D32_SYNC_PTDS, MEMCPY_SYNC,
+    MEMCPY_SYNC_PTDS, MEMCPY_HTOD_SYNC, MEMCPY_HTOD_SYNC_PTDS, MEMCPY_DTOH_SYNC,
+    MEMCPY_DTOH_SYNC_PTDS, MEMCPY_DTOD_SYNC, MEMCPY_DTOD_SYNC_PTDS, BEGIN_CAPTURE,
+    BEGIN_CAPTURE_PTSZ, BEGIN_CAPTURE_V2, BEGIN_CAPTURE_V2_PTSZ, BEGIN_CAPTURE_TO,
+    BEGIN_CAPTURE_TO_PTSZ, END_CAPTURE, END_CAPTURE_PTSZ, MODULE_LOAD, MODULE_LOAD_EX,
+    LIBRARY_LOAD, MODULE_UNLOAD, LIBRARY_UNLOAD, MEM_ALLOC, MEM_FREE, HOST_ALLOC, HOST_FREE,
+    CONTEXT_SYNC,
+)
+"""Numbers of the driver calls that `cupti` is to report."""
+
+
+# What CUPTI hands over, as its documentation lays it out.
+cdef struct CallData:
+    int site
+    const char* function
+    const void* parameters
+    void* result
+    const char* symbol
+    void* context
+    uint32_t context_id
+    uint64_t* kept         # the caller's own, from the entry of a call to its exit
+    uint32_t correlation
+
+cdef struct LaunchKernel:
+    void* function
+    uint32_t grid[3]
+    uint32_t block[3]
+    uint32_t shared
+    void* stream
+    void** arguments
+    void** extra
+
+cdef struct LaunchCooperative:
+    void* function
+    uint32_t grid[3]
+    uint32_t block[3]
+    uint32_t shared
+    void* stream
+    void** arguments
+
+cdef struct LaunchConfig:
+    uint32_t grid[3]
+    uint32_t block[3]
+    uint32_t shared
+    void* stream
+
+cdef struct LaunchKernelEx:
+    const LaunchConfig* config
+    void* function
+    void** arguments
+    void** extra
+
+cdef struct GraphLaunch:
+    void* graph
+    void* stream
+
+cdef struct Memset:
+    uint64_t to
+    uint32_t value
+    size_t count
+    void* stream
+
+cdef struct Memcpy:
+    uint64_t to
+    uint64_t source
+    size_t size
+    void* stream
+
+
+cdef struct Function:
+    void* handle
+    uint64_t name          # hash
+    uint32_t number        # of its name
+    uint32_t count
+    uint32_t* sizes        # bytes of each parameter
+
+
+# What launches without a kernel of their own are called.
+cdef enum:
+    UNNAMED = 0
+    GRAPH = 1
+    MEMSET = 2
+    MEMCPY = 3
+
+cdef char* _names[NAMES]       # one list for the process: kernels outlive sessions
+cdef uint32_t _named = 4
+
+
+def names():
+    """Return the names of launches by number, a list."""
+    cdef uint32_t i
+    return ["unnamed", "graph", "memset", "memcpy"] + [
+        _names[i].decode("utf-8", "replace") for i in range(4, deepum_load32(&_named))]
+
+
+cdef class Launches:
+    """The state of the callback; one for each process.
+
+    Parameters
+    ----------
+    feed
+        Who is told.
+    """
+
+    cdef Feed feed
+    cdef pthread_mutex_t lock      # the functions
+    cdef Function* functions       # open addressing, by handle
+    cdef uint32_t mask, known
+    cdef uint64_t flag, done       # device addresses: open gates, finished launches by stream
+    cdef readonly uint64_t impatient       # waits given up
+    cdef readonly uint64_t failed_marks    # completions that could not be asked for
+    cdef readonly uint64_t no_parameters   # launches whose parameters the driver would not tell
+    cdef readonly uint64_t callback_ns, callbacks
+    cdef bint timing
+
+    def __cinit__(self, Feed feed not None):
+        self.feed = feed
+        pthread_mutex_init(&self.lock, NULL)
+        self.mask = 4095
+        self.functions = <Function*>calloc(self.mask + 1, sizeof(Function))
+        if self.functions == NULL:
+            raise MemoryError()
+
+    def use_host_words(self, uint64_t host, uint64_t flag, uint64_t done):
+        """Set where completions lie on the host, and gates and completions on the device."""
+        self.feed.done = <uint32_t*>host
+        self.flag = flag
+        self.done = done
+
+    def forget_host_words(self):
+        """Stop looking at the completions on the host."""
+        self.feed.done = self.feed.nothing
+
+    def time_callbacks(self, bint on):
+        """Measure the callback's own time, for benchmarks."""
+        self.timing = on
+        self.callback_ns = self.callbacks = 0
+
+    cdef void forget_functions(self) noexcept nogil:
+        # A module goes: its handles may come again for other kernels.
+        # Their few bytes stay: another thread may be reading them.
+        pthread_mutex_lock(&self.lock)
+        memset(self.functions, 0, (self.mask + 1) * sizeof(Function))
+        self.known = 0
+        pthread_mutex_unlock(&self.lock)
+
+    cdef Function look_up(self, void* handle) noexcept nogil:
+        cdef Function found
+        cdef uint32_t place
+        pthread_mutex_lock(&self.lock)
+        place = <uint32_t>((<uint64_t>handle * <uint64_t>0x9E3779B97F4A7C15) >> 40) & self.mask
+        while self.functions[place].handle != NULL:
+            if self.functions[place].handle == handle:
+                found = self.functions[place]
+                pthread_mutex_unlock(&self.lock)
+                return found
+            place = (place + 1) & self.mask
+        pthread_mutex_unlock(&self.lock)
+        return self.learn(handle)
+
+    cdef Function learn(self, void* handle) noexcept nogil:
+        # First launch of a kernel: its name and parameters, and load it. Loading waits for the
+        # device and must not do so behind a closed gate.
+        cdef Function f
+        cdef const char* name = NULL
+        cdef size_t offset, size
+        cdef uint32_t sizes[1024]
+        cdef uint32_t place
+        cdef bint library
+        cdef cydriver.CUfunction function = <cydriver.CUfunction>handle
+        memset(&f, 0, sizeof(f))
+        f.handle = handle
+        self.settle()
+        # A handle may be a CUkernel, which only some calls take.
+        library = cydriver.cuFuncGetName(&name, function) != cydriver.CUDA_SUCCESS
+        if library:
+            if cydriver.cuKernelGetName(&name, <cydriver.CUkernel>handle) != cydriver.CUDA_SUCCESS:
+                name = NULL
+            if cydriver.cuKernelGetFunction(
+                    &function, <cydriver.CUkernel>handle) != cydriver.CUDA_SUCCESS:
+                function = NULL
+        if function != NULL:
+            cydriver.cuFuncLoad(function)
+        f.name = hash_bytes(name, strlen(name)) if name != NULL else <uint64_t>handle
+        while f.count < 1024:
+            if library:
+                if cydriver.cuKernelGetParamInfo(
+                        <cydriver.CUkernel>handle, f.count, &offset, &size):
+                    break
+            elif cydriver.cuFuncGetParamInfo(function, f.count, &offset, &size):
+                break
+            sizes[f.count] = <uint32_t>size
+            f.count += 1
+        if f.count == 0:
+            self.no_parameters += 1
+        if name != NULL:
+            f.number = self.note_name(name)
+        f.sizes = <uint32_t*>malloc(f.count * sizeof(uint32_t) + 1)
+        if f.sizes == NULL:
+            f.count = 0
+            return f
+        memcpy(f.sizes, sizes, f.count * sizeof(uint32_t))
+        pthread_mutex_lock(&self.lock)
+        if self.known * 2 < self.mask:
+            place = <uint32_t>((<uint64_t>handle * <uint64_t>0x9E3779B97F4A7C15) >> 40) & self.mask
+            while self.functions[place].handle != NULL and self.functions[place].handle != handle:
+                place = (place + 1) & self.mask
+            if self.functions[place].handle == NULL:
+                self.functions[place] = f
+                self.known += 1
+        pthread_mutex_unlock(&self.lock)
+        return f
+
+    cdef uint32_t note_name(self, const char* name) noexcept nogil:
+        cdef char* copy = strdup(name)
+        cdef uint32_t number = UNNAMED
+        if copy == NULL:
+            return UNNAMED
+        pthread_mutex_lock(&self.lock)
+        if _named < NAMES:
+            number = _named
+            _names[number] = copy
+            deepum_store32(&_named, number + 1)
+        pthread_mutex_unlock(&self.lock)
+        if not number:
+            free(copy)
+        return number
+
+    cdef void settle(self) noexcept nogil:
+        if not self.feed.settle():
+            deepum_add(&self.impatient, 1)
+
+    cdef void hold_back(self) noexcept nogil:
+        # The driver's queue must not fill up behind a closed gate.
+        cdef uint64_t submitted = deepum_load(&self.feed.submitted)
+        if submitted > RUN_AHEAD and not self.feed.wait_open(submitted - RUN_AHEAD):
+            deepum_add(&self.impatient, 1)
+
+
+cdef Launches _launches = None
+cdef bint _on = False
+
+
+cdef inline uint64_t mix(uint64_t h, uint64_t word) noexcept nogil:
+    h = (h ^ word) * <uint64_t>0x9E3779B97F4A7C15
+    return h ^ (h >> 32)
+
+
+cdef uint64_t hash_bytes(const char* data, size_t size) noexcept nogil:
+    cdef uint64_t h = 0x243F6A8885A308D3, word
+    cdef size_t at = 0
+    while at < size:
+        word = 0
+        memcpy(&word, data + at, min(<size_t>8, size - at))
+        h = mix(h, word)
+        at += 8
+    return mix(h, size)
+
+
+cdef inline uint32_t scan(
+    const char* data, size_t size, uint64_t low, uint64_t span, uint64_t* pointers, uint32_t count
+) noexcept nogil:
+    # The aligned words that may point into managed memory.
+    cdef uint64_t word
+    cdef size_t at = 0
+    while at + 8 <= size:
+        memcpy(&word, data + at, 8)
+        if word - low < span and count < MAX_POINTERS:
+            pointers[count] = word
+            count += 1
+        at += 8
+    return count
+
+
+cdef void enter_launch(uint32_t id, const CallData* data) noexcept nogil:
+    cdef const void* p = data.parameters
+    cdef void* handle = NULL
+    cdef void* stream = NULL
+    cdef void** arguments = NULL
+    cdef void** extra = NULL
+    cdef uint32_t* shape = NULL      # grid and block, then shared bytes
+    cdef const LaunchKernelEx* ex
+    cdef const Memset* fill = NULL
+    cdef const Memcpy* copy = NULL
+    cdef uint64_t pointers[MAX_POINTERS]
+    cdef uint32_t count = 0, i, slot = 0
+    cdef uint64_t low = _launches.feed.map.low
+    cdef uint64_t span = _launches.feed.map.high - low
+    cdef uint64_t exec_id, seq, kernel
+    cdef bint waits = False, per_thread = False
+    cdef Function f
+    cdef const char* buffer = NULL
+    cdef size_t size = 0
+    cdef cydriver.CUstreamCaptureStatus status
+    if _launches.feed.map.high == 0:
+        span = 0
+    if id in (LAUNCH_KERNEL, LAUNCH_KERNEL_PTSZ):
+        handle = (<const LaunchKernel*>p).function
+        stream = (<const LaunchKernel*>p).stream
+        shape = (<LaunchKernel*>p).grid
+        arguments = (<const LaunchKernel*>p).arguments
+        extra = (<const LaunchKernel*>p).extra
+        per_thread = id == LAUNCH_KERNEL_PTSZ
+    elif id in (LAUNCH_KERNEL_EX, LAUNCH_KERNEL_EX_PTSZ):
+        ex = <const LaunchKernelEx*>p
+        handle = ex.function
+        stream = ex.config.stream
+        shape = (<LaunchConfig*>ex.config).grid
+        arguments = ex.arguments
+        extra = ex.extra
+        per_thread = id == LAUNCH_KERNEL_EX_PTSZ
+    elif id in (LAUNCH_COOPERATIVE, LAUNCH_COOPERATIVE_PTSZ):
+        handle = (<const LaunchCooperative*>p).function
+        stream = (<const LaunchCooperative*>p).stream
+        shape = (<LaunchCooperative*>p).grid
+        arguments = (<const LaunchCooperative*>p).arguments
+        per_thread = id == LAUNCH_COOPERATIVE_PTSZ
+    elif id in (GRAPH_LAUNCH, GRAPH_LAUNCH_PTSZ):
+        stream = (<const GraphLaunch*>p).stream
+        per_thread = id == GRAPH_LAUNCH_PTSZ
+    elif id in (MEMSET_D8, MEMSET_D8_PTSZ, MEMSET_D32, MEMSET_D32_PTSZ):
+        fill = <const Memset*>p
+        stream = fill.stream
+        per_thread = id in (MEMSET_D8_PTSZ, MEMSET_D32_PTSZ)
+    elif id in (MEMSET_D8_SYNC, MEMSET_D8_SYNC_PTDS, MEMSET_D32_SYNC, MEMSET_D32_SYNC_PTDS):
+        fill = <const Memset*>p            # but for the stream, which they do not have
+        waits = True
+        per_thread = id in (MEMSET_D8_SYNC_PTDS, MEMSET_D32_SYNC_PTDS)
+    elif id in (MEMCPY_SYNC, MEMCPY_SYNC_PTDS, MEMCPY_HTOD_SYNC, MEMCPY_HTOD_SYNC_PTDS,
+                MEMCPY_DTOH_SYNC, MEMCPY_DTOH_SYNC_PTDS, MEMCPY_DTOD_SYNC, MEMCPY_DTOD_SYNC_PTDS):
+        copy = <const Memcpy*>p            # likewise
+        waits = True
+        per_thread = id in (MEMCPY_SYNC_PTDS, MEMCPY_HTOD_SYNC_PTDS, MEMCPY_DTOH_SYNC_PTDS,
+                            MEMCPY_DTOD_SYNC_PTDS)
+    else:
+        copy = <const Memcpy*>p
+        stream = copy.stream
+        # The driver may copy on the host, holding locks that moves need.
+        waits = id not in (MEMCPY_DTOD, MEMCPY_DTOD_PTSZ)
+        per_thread = id in (MEMCPY_ASYNC_PTSZ, MEMCPY_HTOD_PTSZ, MEMCPY_DTOH_PTSZ, MEMCPY_DTOD_PTSZ)
+    if per_thread and stream == NULL:
+        stream = <void*>2                  # CU_STREAM_PER_THREAD
+    if _launches.feed.capturing:
+        # What is captured does not run now.
+        if (cydriver.cuStreamIsCapturing(<cydriver.CUstream>stream, &status)
+                == cydriver.CUDA_SUCCESS and status != cydriver.CU_STREAM_CAPTURE_STATUS_NONE):
+            return
+    if handle != NULL:
+        f = _launches.look_up(handle)
+        exec_id = f.name
+        for i in range(7):
+            exec_id = mix(exec_id, shape[i])
+        kernel = <uint64_t>f.number << 32 | <uint32_t>exec_id
+        if arguments != NULL:
+            for i in range(f.count):
+                count = scan(<const char*>arguments[i], f.sizes[i], low, span, pointers, count)
+        elif extra != NULL:
+            i = 0
+            while i < 8 and extra[i] != NULL:
+                if <uintptr_t>extra[i] == 1:       # CU_LAUNCH_PARAM_BUFFER_POINTER
+                    buffer = <const char*>extra[i + 1]
+                elif <uintptr_t>extra[i] == 2:     # CU_LAUNCH_PARAM_BUFFER_SIZE
+                    size = (<size_t*>extra[i + 1])[0]
+                i += 2
+            if buffer != NULL:
+                count = scan(buffer, size, low, span, pointers, count)
+        for i in range(count):
+            exec_id = mix(exec_id, pointers[i])
+    elif id in (GRAPH_LAUNCH, GRAPH_LAUNCH_PTSZ):
+        exec_id = mix(id, <uint64_t>(<const GraphLaunch*>p).graph)
+        kernel = <uint64_t>GRAPH << 32 | <uint32_t>exec_id
+    elif fill != NULL:
+        count = scan(<const char*>&fill.to, 8, low, span, pointers, 0)
+        kernel = <uint64_t>MEMSET << 32 | <uint32_t>mix(id, fill.count)
+        exec_id = mix(mix(id, fill.to), fill.count)
+    else:
+        count = scan(<const char*>&copy.to, 16, low, span, pointers, 0)
+        exec_id = mix(id, copy.size)
+        kernel = <uint64_t>MEMCPY << 32 | <uint32_t>exec_id
+        for i in range(count):
+            exec_id = mix(exec_id, pointers[i])
+    if deepum_load32(&_launches.feed.gating):
+        _launches.hold_back()
+    seq = _launches.feed.launch(<uint64_t>stream, exec_id, kernel, pointers, count, &slot)
+    if not seq:
+        return
+    data.kept[0] = seq << 10 | slot
+    if not deepum_load32(&_launches.feed.gating):
+        return
+    if waits:
+        if count and not _launches.feed.wait_open(seq):
+            deepum_add(&_launches.impatient, 1)
+    elif deepum_load(&_launches.feed.opened) < seq:
+        cydriver.cuStreamWaitValue32(
+            <cydriver.CUstream>stream, <cydriver.CUdeviceptr>_launches.flag, <uint32_t>seq,
+            cydriver.CU_STREAM_WAIT_VALUE_GEQ)
+
+
+cdef void leave_launch(uint32_t id, const CallData* data) noexcept nogil:
+    cdef uint64_t seq = data.kept[0] >> 10
+    cdef uint32_t slot = <uint32_t>(data.kept[0] & 1023)
+    data.kept[0] = 0
+    if not seq:
+        return
+    if cydriver.cuStreamWriteValue32(
+            <cydriver.CUstream>_launches.feed.streams[slot].handle,
+            <cydriver.CUdeviceptr>(_launches.done + 4 * slot), <uint32_t>seq, 0):
+        # Its completion will never be seen: follow none.
+        deepum_add(&_launches.failed_marks, 1)
+        deepum_store32(&_launches.feed.blind, 1)
+
+
+cdef void callback(void* user, int domain, uint32_t id, const CallData* data) noexcept nogil:
+    cdef uint64_t began = 0
+    if not _on or enter_driver():
+        if _on:
+            leave_driver()
+        return
+    if _launches.timing:
+        began = deepum_now()
+    if id in (BEGIN_CAPTURE, BEGIN_CAPTURE_PTSZ, BEGIN_CAPTURE_V2, BEGIN_CAPTURE_V2_PTSZ,
+              BEGIN_CAPTURE_TO, BEGIN_CAPTURE_TO_PTSZ):
+        if data.site == API_ENTER:
+            _launches.settle()
+            _launches.feed.capturing += 1
+    elif id in (END_CAPTURE, END_CAPTURE_PTSZ):
+        if data.site != API_ENTER and _launches.feed.capturing:
+            _launches.feed.capturing -= 1
+    elif id in (MODULE_LOAD, MODULE_LOAD_EX, LIBRARY_LOAD, MEM_ALLOC, MEM_FREE, HOST_ALLOC,
+                HOST_FREE, CONTEXT_SYNC, MODULE_UNLOAD, LIBRARY_UNLOAD):
+        if data.site == API_ENTER:
+            _launches.settle()
+            if id in (MODULE_UNLOAD, LIBRARY_UNLOAD):
+                _launches.forget_functions()
+    elif data.site == API_ENTER:
+        data.kept[0] = 0
+        enter_launch(id, data)
+    else:
+        leave_launch(id, data)
+    if _launches.timing:
+        deepum_add(&_launches.callback_ns, deepum_now() - began)
+        deepum_add(&_launches.callbacks, 1)
+    leave_driver()
+
+
+def callback_address():
+    """Return the address of the callback, for ``cuptiSubscribe``."""
+    return <uintptr_t>&callback
+
+
+def switch_on(Launches launches not None):
+    """Let the callback tell of launches from now on."""
+    global _launches, _on
+    _launches = launches
+    _on = True
+
+
+def switch_off():
+    """Let the callback do nothing."""
+    global _on
+    _on = False

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+from collections.abc import Iterable
+from typing import Any, Final, final
+
+from deepum._core.engine import NativePolicy
+from deepum.policy import Policy
+
+KINDS: Final[tuple[str, ...]]
+
+@final
+class DeferredPolicy(NativePolicy):
+    def __init__(
+        self, policy: Policy, native: NativePolicy | None, hooks: set[str], set_aside: Any = None
+    ) -> None: ...
+    @property
+    def policy(self) -> Policy: ...
+    @property
+    def hooks(self) -> frozenset[str]: ...
+    def take(self, milliseconds: int) -> list[tuple[str, int, int, int, int]] | None: ...
+    def choose(self, blocks: Iterable[int]) -> None: ...
+    def close(self) -> None: ...
+    @property
+    def overflowed(self) -> bool: ...

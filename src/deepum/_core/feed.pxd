@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+# cython: language_level=3
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from deepum._core.memory_map cimport MemoryMap, Row
+from deepum._core.records cimport deepum_event
+
+cdef extern from "atomics.h" nogil:
+    ctypedef struct pthread_mutex_t:
+        pass
+    int pthread_mutex_init(pthread_mutex_t*, const void*)
+    int pthread_mutex_lock(pthread_mutex_t*)
+    int pthread_mutex_unlock(pthread_mutex_t*)
+    int pthread_mutex_destroy(pthread_mutex_t*)
+    uint64_t deepum_load(const uint64_t* at)
+    void deepum_store(uint64_t* at, uint64_t value)
+    uint32_t deepum_load32(const uint32_t* at)
+    void deepum_store32(uint32_t* at, uint32_t value)
+    uint64_t deepum_add(uint64_t* at, uint64_t value)
+    void deepum_sleep(uint64_t nanoseconds)
+    void deepum_wake_sharply()
+    uint64_t deepum_now()
+
+# A thread between the two calls the driver on deepum's behalf: callbacks do not see that.
+cdef int enter_driver() noexcept nogil
+cdef void leave_driver() noexcept nogil
+
+cdef enum:
+    STREAMS = 1024         # streams whose progress is followed
+    OUTSTANDING = 2048     # launches of one stream; the driver itself takes about half as many
+    MAX_RANGES = 4096      # PT blocks that one launch may name
+    STEP_EVENT = 0x100     # a step ends; the feed's own, the engine does not hear of it
+
+
+cdef struct Segment:
+    uint64_t address, size
+
+
+cdef struct Stream:
+    uint64_t handle
+    uint64_t* launches     # numbers of those that have not been seen to finish
+    uint64_t head, tail
+
+
+cdef struct Ring:
+    deepum_event* events
+    uint64_t mask
+    uint64_t head, tail    # taken, put
+
+
+cdef class Feed:
+    cdef pthread_mutex_t lock
+    cdef MemoryMap map
+    cdef Ring ring         # what the program does, in order
+    cdef Ring faults       # what the device could not find; ahead of the program's own
+    cdef uint64_t submitted        # launches told of
+    cdef uint64_t opened           # launches whose gate is open, as the conductor knows
+    cdef uint32_t gating           # whether launches wait behind gates
+    cdef uint32_t attached         # whether somebody listens
+    cdef uint64_t unseen           # launches not told of, for lack of room
+    cdef uint64_t lost             # allocations and frees not told of, likewise
+    cdef uint64_t managed          # bytes
+    cdef uint64_t fault_records, faults_lost
+    cdef uint32_t capturing        # CUDA graphs being captured
+    cdef Stream streams[STREAMS]
+    cdef uint32_t stream_count
+    cdef uint32_t* nothing         # what `done` is while no device writes there
+    cdef uint32_t* done            # per stream: low half of its last finished launch
+    cdef uint32_t blind            # completion cannot be followed: take launches as finished
+    cdef Segment* segments         # managed memory
+    cdef uint32_t segment_count, segment_capacity
+
+    cdef bint put(self, Ring* ring, const deepum_event* event, uint64_t spare) noexcept nogil
+    cdef uint64_t launch(
+        self, uint64_t stream, uint64_t exec_id, uint64_t kernel, const uint64_t* pointers,
+        uint32_t count, uint32_t* slot
+    ) noexcept nogil
+    cdef uint32_t find_stream(self, uint64_t handle) noexcept nogil
+    cdef void say(
+        self, uint32_t kind, uint64_t address, uint64_t size, uint8_t flags=*
+    ) noexcept nogil
+    cdef int manage(self, uint64_t address, uint64_t size, bint resident) except -1 nogil
+    cdef uint64_t unmanage(self, uint64_t address) noexcept nogil
+    cdef void end_all(self, uint64_t address, uint64_t size) noexcept nogil
+    cdef int activate(self, uint64_t start, uint64_t size) except -1 nogil
+    cdef int deactivate(self, uint64_t start) except -1 nogil
+    cdef void fault(self, uint64_t address, uint8_t flags, uint64_t records=*) noexcept nogil
+    cdef uint64_t finished(self) noexcept nogil
+    cdef bint wait_open(self, uint64_t seq) noexcept nogil
+    cdef bint settle(self) noexcept nogil

@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+# cython: language_level=3
+"""What a live program does, as events in one order.
+
+Any thread of the program may allocate, free and launch; one thread, the conductor's, listens. The
+program's side takes a lock for a fraction of a microsecond, never waits for the listener and never
+needs the GIL. If the listener falls far behind, launches go untold (prefetching suffers, nothing
+else) long before allocations would.
+"""
+
+cimport cython
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memset
+
+from deepum._core.memory_map cimport MemoryMap, PtBlock, Row
+from deepum._core.records cimport *
+
+from deepum.errors import DeepUMError
+
+cdef extern from "atomics.h" nogil:
+    int deepum_enter()
+    void deepum_leave()
+
+cdef uint32_t RING_EVENTS = 1 << 17
+cdef uint32_t FAULT_EVENTS = 1 << 16
+cdef uint64_t PATIENCE = 5_000_000_000     # ns without a gate opening: the conductor's is less
+
+
+cdef int enter_driver() noexcept nogil:
+    # Nonzero if the thread was in already.
+    return deepum_enter()
+
+
+cdef void leave_driver() noexcept nogil:
+    deepum_leave()
+
+
+cdef int make_ring(Ring* ring, uint32_t size) except -1:
+    ring.events = <deepum_event*>calloc(size, sizeof(deepum_event))
+    if ring.events == NULL:
+        raise MemoryError()
+    ring.mask = size - 1
+    return 0
+
+
+@cython.final
+cdef class Feed:
+    """Events of one device, and who is active in its memory."""
+
+    def __cinit__(self):
+        pthread_mutex_init(&self.lock, NULL)
+        make_ring(&self.ring, RING_EVENTS)
+        make_ring(&self.faults, FAULT_EVENTS)
+        self.map = MemoryMap()
+        self.nothing = <uint32_t*>calloc(STREAMS, sizeof(uint32_t))
+        if self.nothing == NULL:
+            raise MemoryError()
+        self.done = self.nothing
+
+    def __dealloc__(self):
+        cdef uint32_t i
+        for i in range(STREAMS):
+            free(self.streams[i].launches)
+        free(self.ring.events)
+        free(self.faults.events)
+        free(self.segments)
+        free(self.nothing)
+        pthread_mutex_destroy(&self.lock)
+
+    cdef bint put(self, Ring* ring, const deepum_event* event, uint64_t spare) noexcept nogil:
+        # One producer at a time. `spare` places are kept for what matters more.
+        cdef uint64_t tail = ring.tail
+        if tail - deepum_load(&ring.head) + spare > ring.mask:
+            return False
+        ring.events[tail & ring.mask] = event[0]
+        deepum_store(&ring.tail, tail + 1)
+        return True
+
+    cdef uint64_t launch(
+        self, uint64_t stream, uint64_t exec_id, uint64_t kernel, const uint64_t* pointers,
+        uint32_t count, uint32_t* slot
+    ) noexcept nogil:
+        # A kernel is about to be submitted; its arguments point to these addresses. Returns its
+        # number, 0 if nobody is told of it, and the place that its completion is reported in.
+        # `kernel` stands for its name and launch shape: the name's number is the upper half.
+        cdef deepum_event event
+        cdef PtBlock block, last
+        cdef uint64_t seq = 0
+        cdef uint32_t i, told = 0
+        cdef Stream* s
+        pthread_mutex_lock(&self.lock)
+        i = self.find_stream(stream)
+        if (i == STREAMS or self.ring.tail - deepum_load(&self.ring.head) + count + 1
+                > self.ring.mask - (self.ring.mask >> 2)
+                or self.streams[i].tail - deepum_load(&self.streams[i].head) == OUTSTANDING):
+            self.unseen += 1
+            pthread_mutex_unlock(&self.lock)
+            return 0
+        slot[0] = i
+        s = &self.streams[i]
+        memset(&event, 0, sizeof(event))
+        event.type = DEEPUM_EVENT_RANGE
+        last.start = last.size = 0
+        for i in range(count):
+            block = self.map.find(pointers[i])
+            if block.size == 0 or (block.start == last.start and block.size == last.size):
+                continue
+            last = block
+            event.address = block.start
+            event.bytes = block.size
+            self.put(&self.ring, &event, 0)
+            told += 1
+        seq = self.submitted + 1
+        # Entered before it counts, so that the listener never takes it for finished.
+        s.launches[s.tail % OUTSTANDING] = seq
+        deepum_store(&s.tail, s.tail + 1)
+        deepum_store(&self.submitted, seq)
+        event.type = DEEPUM_EVENT_LAUNCH
+        event.address = event.bytes = 0
+        event.seq = seq
+        event.exec_id = exec_id
+        event.id = kernel
+        event.time_ns = deepum_now()
+        self.put(&self.ring, &event, 0)
+        pthread_mutex_unlock(&self.lock)
+        return seq
+
+    cdef uint32_t find_stream(self, uint64_t handle) noexcept nogil:
+        cdef uint32_t i
+        for i in range(self.stream_count):
+            if self.streams[i].handle == handle:
+                return i
+        i = self.stream_count
+        if i == STREAMS:
+            return STREAMS
+        if self.streams[i].launches == NULL:
+            self.streams[i].launches = <uint64_t*>calloc(OUTSTANDING, sizeof(uint64_t))
+            if self.streams[i].launches == NULL:
+                return STREAMS
+        self.streams[i].handle = handle
+        self.streams[i].head = self.streams[i].tail = 0
+        deepum_store32(&self.done[i], <uint32_t>self.submitted)
+        deepum_store32(&self.stream_count, i + 1)
+        return i
+
+    cdef uint64_t finished(self) noexcept nogil:
+        # The last launch before which every launch has finished. For the listener alone.
+        cdef uint64_t least, head, tail
+        cdef uint32_t i, low
+        cdef Stream* s
+        if deepum_load32(&self.blind):
+            return deepum_load(&self.submitted)
+        # Later launches than these may be entered while we look; that does no harm.
+        least = deepum_load(&self.submitted)
+        for i in range(deepum_load32(&self.stream_count)):
+            s = &self.streams[i]
+            low = deepum_load32(&self.done[i])
+            head = s.head
+            tail = deepum_load(&s.tail)
+            while head != tail and <int32_t>(
+                    low - <uint32_t>s.launches[head % OUTSTANDING]) >= 0:
+                head += 1
+            deepum_store(&s.head, head)
+            if head != tail and s.launches[head % OUTSTANDING] - 1 < least:
+                least = s.launches[head % OUTSTANDING] - 1
+        return least
+
+    cdef void say(
+        self, uint32_t kind, uint64_t address, uint64_t size, uint8_t flags=0
+    ) noexcept nogil:
+        # What must not go untold. Called with the lock held.
+        cdef deepum_event event
+        if not self.attached:
+            return
+        memset(&event, 0, sizeof(event))
+        event.type = kind
+        event.address = address
+        event.bytes = size
+        event.flags = flags
+        if not self.put(&self.ring, &event, 0):
+            self.lost += 1
+
+    cdef int manage(self, uint64_t address, uint64_t size, bint resident) except -1 nogil:
+        # Memory has become managed.
+        cdef void* memory
+        cdef uint32_t capacity
+        pthread_mutex_lock(&self.lock)
+        if self.segment_count == self.segment_capacity:
+            capacity = self.segment_capacity * 2 if self.segment_capacity else 64
+            memory = realloc(self.segments, capacity * sizeof(Segment))
+            if not memory:
+                pthread_mutex_unlock(&self.lock)
+                with gil:
+                    raise MemoryError()
+            self.segments = <Segment*>memory
+            self.segment_capacity = capacity
+        self.map.manage(address, size)
+        self.segments[self.segment_count].address = address
+        self.segments[self.segment_count].size = size
+        self.segment_count += 1
+        self.managed += size
+        self.say(DEEPUM_EVENT_MANAGE, address, size, DEEPUM_MANAGE_RESIDENT if resident else 0)
+        pthread_mutex_unlock(&self.lock)
+        return 0
+
+    cdef uint64_t unmanage(self, uint64_t address) noexcept nogil:
+        # Memory is about to be given back. Returns its size, 0 if it was not managed.
+        cdef uint32_t i
+        cdef uint64_t size = 0
+        pthread_mutex_lock(&self.lock)
+        for i in range(self.segment_count):
+            if self.segments[i].address == address:
+                size = self.segments[i].size
+                self.segment_count -= 1
+                self.segments[i] = self.segments[self.segment_count]
+                break
+        if size:
+            self.end_all(address, size)
+            self.map.unmanage(address, size)
+            self.managed -= size
+            self.say(DEEPUM_EVENT_UNMANAGE, address, size)
+        pthread_mutex_unlock(&self.lock)
+        return size
+
+    cdef void end_all(self, uint64_t address, uint64_t size) noexcept nogil:
+        # What a graph kept active ends with its memory.
+        cdef uint64_t number
+        cdef uint32_t i
+        cdef Row* row
+        for number in range(address >> DEEPUM_BLOCK_SHIFT,
+                            (address + size + (1 << DEEPUM_BLOCK_SHIFT) - 1) >> DEEPUM_BLOCK_SHIFT):
+            row = self.map.row(number)
+            if row != NULL:
+                for i in range(row.count):
+                    self.say(DEEPUM_EVENT_FREE, row.starts[i].start, row.starts[i].size)
+
+    cdef int activate(self, uint64_t start, uint64_t size) except -1 nogil:
+        # A PT block comes to life; what lies outside managed memory is nobody's business.
+        cdef int known
+        pthread_mutex_lock(&self.lock)
+        known = self.map.activate(start, size)
+        if known:
+            self.say(DEEPUM_EVENT_ALLOC, start, size)
+        pthread_mutex_unlock(&self.lock)
+        return known
+
+    cdef int deactivate(self, uint64_t start) except -1 nogil:
+        cdef uint64_t size = 0
+        pthread_mutex_lock(&self.lock)
+        # What a graph under capture frees, its replays still write: it stays active for good.
+        if not self.capturing:
+            size = self.map.deactivate(start)
+            if size:
+                self.say(DEEPUM_EVENT_FREE, start, size)
+        pthread_mutex_unlock(&self.lock)
+        return size != 0
+
+    cdef void fault(self, uint64_t address, uint8_t flags, uint64_t records=1) noexcept nogil:
+        # From the one thread that reads faults.
+        cdef deepum_event event
+        deepum_add(&self.fault_records, records)
+        if not self.attached:
+            return
+        memset(&event, 0, sizeof(event))
+        event.type = DEEPUM_EVENT_FAULT
+        event.address = address
+        event.flags = flags
+        if not self.put(&self.faults, &event, 0):
+            deepum_add(&self.faults_lost, 1)
+
+    cdef bint settle(self) noexcept nogil:
+        # Before a call that waits for the device: see the gates through. False if that failed.
+        return (not deepum_load32(&self.gating)
+                or self.wait_open(deepum_load(&self.submitted)))
+
+    cdef bint wait_open(self, uint64_t seq) noexcept nogil:
+        # Wait until the gates up to a launch are open. False if none opened for so long.
+        cdef uint64_t until = deepum_now() + PATIENCE
+        cdef uint64_t opened = deepum_load(&self.opened), last = opened
+        while opened < seq:
+            if not deepum_load32(&self.gating) or not deepum_load32(&self.attached):
+                return True
+            if opened != last:
+                last = opened
+                until = deepum_now() + PATIENCE
+            elif deepum_now() > until:
+                return False
+            deepum_sleep(5000)
+            opened = deepum_load(&self.opened)
+        return True
+
+    def attach(self):
+        """Begin to tell: first of the memory there is, then of all that happens.
+
+        Raises
+        ------
+        DeepUMError
+            Somebody listens already.
+        """
+        cdef uint32_t i, k
+        cdef uint64_t number, first, end
+        cdef Row* row
+        if self.attached:
+            raise DeepUMError("a session is open in this process already; close it first")
+        pthread_mutex_lock(&self.lock)
+        self.ring.head = self.ring.tail = self.faults.head = self.faults.tail = 0
+        self.submitted = self.opened = 0
+        self.unseen = self.lost = self.faults_lost = 0
+        self.gating = self.blind = 0
+        self.stream_count = 0
+        self.attached = 1
+        for i in range(self.segment_count):
+            self.say(DEEPUM_EVENT_MANAGE, self.segments[i].address, self.segments[i].size)
+            first = self.segments[i].address >> DEEPUM_BLOCK_SHIFT
+            end = (self.segments[i].address + self.segments[i].size - 1) >> DEEPUM_BLOCK_SHIFT
+            for number in range(first, end + 1):
+                row = self.map.row(number)
+                for k in range(row.count):
+                    self.say(DEEPUM_EVENT_ALLOC, row.starts[k].start, row.starts[k].size)
+        pthread_mutex_unlock(&self.lock)
+
+    def detach(self):
+        """Stop telling."""
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            self.attached = 0
+            self.gating = 0
+            pthread_mutex_unlock(&self.lock)
+
+    def step(self):
+        """Say that a step of the program ends here."""
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            self.say(STEP_EVENT, 0, 0)
+            pthread_mutex_unlock(&self.lock)
+
+    def before_fork(self):
+        """Let no thread be in the midst of anything: the child has only the one that forks."""
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+
+    def after_fork(self, bint child):
+        """Go on; in the child nobody listens and no launch waits."""
+        if child:
+            self.attached = 0
+            self.gating = 0
+        pthread_mutex_unlock(&self.lock)
+
+    @property
+    def counts(self):
+        """Launches, fault records and what went untold, a dict."""
+        cdef uint64_t unseen, lost, managed
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            unseen, lost, managed = self.unseen, self.lost, self.managed
+            pthread_mutex_unlock(&self.lock)
+        return {
+            "launches": deepum_load(&self.submitted),
+            "fault_records": deepum_load(&self.fault_records),
+            "unseen_launches": unseen, "lost_events": lost,
+            "lost_faults": deepum_load(&self.faults_lost), "managed_bytes": managed,
+            "streams": deepum_load32(&self.stream_count),
+        }
