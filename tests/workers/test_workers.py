@@ -28,7 +28,7 @@ def test_nothing_to_do():
 def test_a_killed_process():
     with pytest.raises(DeepUMError, match="try again with --jobs 1"):
         list(workers.work_off(os._exit, [9, 9], 2))
-    with pytest.raises(DeepUMError, match="for want of memory; take a rest$"):
+    with pytest.raises(DeepUMError, match=r"for want of memory; take a rest$"):
         list(workers.work_off(os._exit, [9, 9], 2, "take a rest"))
 
 
