@@ -258,15 +258,28 @@ class ChainedModel(NoopModel):
         self.expected: dict[int, int] = {}
         self.after_fault: Iterator[int] | None = None
         self.fault_position = 0
+        self.fault_kernel = -1
+        self.named: dict[int, list[tuple[int, int]]] = {}  # kernel -> what it named last
         self.spoken: dict[int, int] = {}  # launch to come -> blocks that the chain wants for it
 
     def on_launch(self, engine: EngineModel, seq: int, kernel: int) -> None:
         if engine.ranges:  # the launch names its memory: no need to wait for faults
-            for address, size in engine.ranges:
-                for number in outer(address, size):
-                    engine.tables[kernel].enter(number)
-            self.fault_position = engine.launched
-            self.after_fault = engine.tables[kernel].walk()
+            changed = self.named.get(kernel) != engine.ranges
+            self.named[kernel] = engine.ranges
+            if changed:
+                engine.tables[kernel] = BlockModel(**engine.geometry)
+                if self.fault_kernel == kernel:
+                    self.after_fault = None
+            if changed or not engine.gated:
+                for address, size in engine.ranges:
+                    for number in outer(address, size):
+                        engine.tables[kernel].enter(number)
+                if self.context and self.context[-1] == kernel and self.chain is not None:
+                    self.chain = engine.tables[kernel].walk()
+            if not engine.gated:
+                self.fault_kernel = kernel
+                self.fault_position = engine.launched
+                self.after_fault = engine.tables[kernel].walk()
         if self.chain is None or seq > self.position or self.expected.get(seq) != kernel:
             self.context = [*engine.context]
             self.position = engine.launched
@@ -277,6 +290,7 @@ class ChainedModel(NoopModel):
     def on_fault(self, engine: EngineModel, block: int) -> None:
         kernel = engine.running_kernel()
         if kernel is not None:
+            self.fault_kernel = kernel
             self.fault_position = engine.completed + 1
             self.after_fault = engine.tables[kernel].walk(block)
 

@@ -26,8 +26,12 @@ cdef class ChainedPolicy(NativePolicy):
     cdef bint next_use             # victims are what is needed last
     cdef bint gated                # and nothing is fetched in place of what is needed sooner
     cdef Foresight foresight
+    cdef uint64_t* named           # kernel -> hash of what it named last
+    cdef uint32_t named_count
     cdef uint32_t held             # block of the walk that waits for a frame; NONE for none
 
     cdef int learn_ranges(self, Engine engine, uint32_t kernel) except -1 nogil
+    cdef bint changed(self, uint32_t kernel, uint64_t names) except -1 nogil
     cdef bint waits(self, Engine engine, uint32_t block) except -1 nogil
+    cdef int walk_table(self, Engine engine) except -1 nogil
     cdef int restart(self, Engine engine) except -1 nogil

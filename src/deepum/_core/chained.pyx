@@ -18,6 +18,7 @@ needs last. With `gate` the chain waits where a frame could only come from a blo
 
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
 from deepum._core.block_table cimport Table, walk_begin, walk_free, walk_next
@@ -48,6 +49,7 @@ cdef class ChainedPolicy(NativePolicy):
     def __dealloc__(self):
         walk_free(&self.walk)
         walk_free(&self.fault_walk)
+        free(self.named)
 
     cdef int attach(self, Engine engine) except -1:
         if engine.depth > MAX_DEPTH - 1:
@@ -56,6 +58,7 @@ cdef class ChainedPolicy(NativePolicy):
         self.fault_active = False
         self.settled = engine.completed
         self.held = NONE
+        self.named_count = 0       # the tables may have been another policy's meanwhile
         if self.next_use:
             self.foresight.begin(engine)
         return 0
@@ -71,17 +74,31 @@ cdef class ChainedPolicy(NativePolicy):
         self.spoken_total = 0
         self.expected[self.position % MAX_DEPTH] = kernel
         self.active = kernel != NONE
-        self.held = NONE
         if self.active:
-            walk_begin(&self.walk, &engine.correlator.tables[kernel],
-                       engine.correlator.tables[kernel].start, True)
+            self.walk_table(engine)
         return 0
 
+    cdef int walk_table(self, Engine engine) except -1 nogil:
+        # Begin with the table of the kernel that the chain has reached.
+        cdef Table* table = &engine.correlator.tables[self.context[0]]
+        self.held = NONE
+        return walk_begin(&self.walk, table, table.start, True)
+
     cdef int learn_ranges(self, Engine engine, uint32_t kernel) except -1 nogil:
-        # Where the launch names its memory there is nothing to wait for: its table is filled at
-        # once, and what it names is brought if the chain has not come by.
+        # Where the launch names its memory there is nothing to wait for: its table holds what it
+        # named last, no more. What is missing is brought if the chain has not come by; where
+        # launches are gated the engine sees to that.
         cdef uint32_t i, lead
-        cdef uint64_t block, size
+        cdef uint64_t block, size, names = engine.range_count
+        for i in range(2 * engine.range_count):
+            names = (names ^ engine.ranges[i]) * <uint64_t>0x9E3779B97F4A7C15
+            names ^= names >> 32
+        if self.changed(kernel, names):
+            engine.correlator.clear(kernel)
+            if self.fault_active and self.fault_kernel == kernel:
+                self.fault_active = False
+        elif engine.gated:
+            return 0
         for i in range(engine.range_count):
             size = engine.ranges[2 * i + 1]
             if size == 0:
@@ -91,12 +108,34 @@ cdef class ChainedPolicy(NativePolicy):
                 lead = engine.mem.lead_of(<uint32_t>block)
                 if lead == block or block == engine.ranges[2 * i] >> 21:
                     engine.correlator.allocated(kernel, lead)
+        if self.active and self.context[0] == kernel:
+            self.walk_table(engine)        # the chain is in this table
+        if engine.gated:
+            return 0
         self.fault_kernel = kernel
         self.fault_position = engine.launched
         self.fault_active = True
         walk_begin(&self.fault_walk, &engine.correlator.tables[kernel],
                    engine.correlator.tables[kernel].start, True)
         return 0
+
+    cdef bint changed(self, uint32_t kernel, uint64_t names) except -1 nogil:
+        # Whether a kernel names something else than last time, which is remembered.
+        cdef uint32_t count
+        cdef void* memory
+        if kernel >= self.named_count:
+            count = max(kernel + 64, self.named_count * 2)
+            memory = realloc(self.named, count * sizeof(uint64_t))
+            if not memory:
+                with gil:
+                    raise MemoryError()
+            self.named = <uint64_t*>memory
+            memset(&self.named[self.named_count], 0, (count - self.named_count) * sizeof(uint64_t))
+            self.named_count = count
+        if self.named[kernel] == names:
+            return False
+        self.named[kernel] = names
+        return True
 
     cdef int on_complete(self, Engine engine, uint64_t seq) except -1 nogil:
         # One event may tell of many launches.
@@ -200,9 +239,9 @@ cdef class ChainedPolicy(NativePolicy):
             self.context[0] = kernel
             self.position += 1
             self.expected[self.position % MAX_DEPTH] = kernel
-            walk_begin(&self.walk, &engine.correlator.tables[kernel],
-                       engine.correlator.tables[kernel].start, True)
+            self.walk_table(engine)
         return 0
 
     cdef uint64_t bytes_used(self) noexcept nogil:
-        return self.foresight.bytes_used() if self.next_use else 0
+        return (sizeof(uint64_t) * self.named_count
+                + (self.foresight.bytes_used() if self.next_use else 0))

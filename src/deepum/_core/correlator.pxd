@@ -19,4 +19,5 @@ cdef class Correlator:
     cdef uint32_t launch(self, uint64_t exec_id) except? 0 nogil
     cdef int allocated(self, uint32_t kernel, uint32_t block) except -1 nogil
     cdef int fault(self, uint32_t kernel, uint64_t seq, uint32_t block) except -1 nogil
+    cdef void clear(self, uint32_t kernel) noexcept nogil
     cdef uint64_t bytes_used(self) noexcept nogil

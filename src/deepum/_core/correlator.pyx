@@ -85,6 +85,13 @@ cdef class Correlator:
         self.block_bytes += table_bytes(table, &self.geometry)
         return 0
 
+    cdef void clear(self, uint32_t kernel) noexcept nogil:
+        # What the kernel touched before says nothing any more.
+        cdef Table* table = &self.tables[kernel]
+        self.block_bytes -= table_bytes(table, &self.geometry)
+        table_free(table)
+        self.block_bytes += table_bytes(table, &self.geometry)
+
     cdef uint64_t bytes_used(self) noexcept nogil:
         return self.execs.bytes_used() + self.block_bytes
 

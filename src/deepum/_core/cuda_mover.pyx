@@ -8,7 +8,8 @@ wait behind an eviction, since memory that becomes active again waits for it.
 
 DESIGN: the bus could carry both directions at once, but the driver's migrations get in each
 other's way. Measured on an H200 (bench/gpu/moves.py): 47 GB/s in or 17 GB/s out alone, 10 and 12
-together; so one direction moves at a time unless `duplex` is asked for.
+together; so one direction moves at a time unless `duplex` is asked for. Several threads may move in
+that direction: they take turns with the other one, move by move.
 """
 
 cimport cython
@@ -96,7 +97,10 @@ cdef class CudaMover(Mover):
     cdef int device
     cdef bint executes_faults, duplex
     cdef Marks marks               # None: nothing is recorded
-    cdef pthread_mutex_t bus       # held while one direction moves
+    cdef pthread_cond_t turn       # the bus has come free for a direction
+    cdef uint32_t moving[2]        # threads that move in and out now
+    cdef uint32_t waiting[2]       # and that wait for their turn
+    cdef uint32_t next[2]          # of these, whose turn it is
     cdef uint64_t delay, random
     cdef pthread_mutex_t lock
     cdef pthread_cond_t work
@@ -119,8 +123,8 @@ cdef class CudaMover(Mover):
         self.delay = delay_us * 1000
         self.random = 88172645463325252
         pthread_mutex_init(&self.lock, NULL)
-        pthread_mutex_init(&self.bus, NULL)
         pthread_cond_init(&self.work, NULL)
+        pthread_cond_init(&self.turn, NULL)
 
     def __dealloc__(self):
         cdef int i
@@ -128,8 +132,8 @@ cdef class CudaMover(Mover):
             free(self.lanes[i].commands)
         free(self.done.commands)
         pthread_cond_destroy(&self.work)
+        pthread_cond_destroy(&self.turn)
         pthread_mutex_destroy(&self.lock)
-        pthread_mutex_destroy(&self.bus)
 
     def use_context(self, uint64_t context):
         """Set the CUDA context that the moving threads work in."""
@@ -258,6 +262,32 @@ cdef class CudaMover(Mover):
             pthread_mutex_unlock(&self.lock)
         return 0
 
+    cdef void take_bus(self, bint out) noexcept nogil:
+        # Whoever moves the same way may join, unless the other direction waits for its turn; when
+        # that comes, all who waited for it go.
+        if self.duplex:
+            return
+        pthread_mutex_lock(&self.lock)
+        while (self.moving[not out] or self.next[not out]
+               or self.moving[out] and self.waiting[not out] and not self.next[out]):
+            self.waiting[out] += 1
+            pthread_cond_wait(&self.turn, &self.lock)
+            self.waiting[out] -= 1
+        if self.next[out]:
+            self.next[out] -= 1
+        self.moving[out] += 1
+        pthread_mutex_unlock(&self.lock)
+
+    cdef void leave_bus(self, bint out) noexcept nogil:
+        if self.duplex:
+            return
+        pthread_mutex_lock(&self.lock)
+        self.moving[out] -= 1
+        if not self.moving[out] and not self.next[out]:
+            self.next[not out] = self.waiting[not out]
+            pthread_cond_broadcast(&self.turn)
+        pthread_mutex_unlock(&self.lock)
+
     cdef void dawdle(self) noexcept nogil:
         if self.delay:
             self.random ^= self.random << 13
@@ -291,8 +321,7 @@ cdef class CudaMover(Mover):
             self.check(cydriver.cuStreamCreate(&stream, cydriver.CU_STREAM_NON_BLOCKING))
             while self.take(OUT if out else IN_DEMAND, OUT if out else IN_AHEAD, &command):
                 self.dawdle()
-                if not self.duplex:
-                    pthread_mutex_lock(&self.bus)
+                self.take_bus(out)
                 began = deepum_now()
                 size = command.count * BLOCK
                 status = self.check(cydriver.cuMemPrefetchAsync(
@@ -301,8 +330,7 @@ cdef class CudaMover(Mover):
                 if not status:
                     status = self.check(cydriver.cuStreamSynchronize(stream))
                 ended = deepum_now()
-                if not self.duplex:
-                    pthread_mutex_unlock(&self.bus)
+                self.leave_bus(out)
                 if self.marks is not None and not status:
                     self.marks.put(MARK_OUT if out else MARK_IN, began, ended, command.block,
                                    command.count, 0, 0)

@@ -27,6 +27,7 @@ cdef class Foresight:
     cdef uint32_t slots
     cdef Node* nodes
     cdef uint32_t node_count, node_capacity, spare
+    cdef bint filed            # whether resident blocks are filed, which they are once needed
     cdef Furthest due          # resident blocks by next use; checked when popped
     cdef Furthest aside        # of these, what cannot go before the running launch has ended
 
@@ -40,6 +41,7 @@ cdef class Foresight:
     cdef int64_t victim(self, Engine engine, uint64_t beyond) except? -2 nogil
     cdef uint64_t bytes_used(self) noexcept nogil
 
+    cdef int file(self, Engine engine) except -1 nogil
     cdef int look(self, Engine engine, uint32_t steps) except -1 nogil
     cdef int foresee(self, Engine engine, uint32_t kernel) except -1 nogil
     cdef int grow(self, Engine engine) except -1 nogil

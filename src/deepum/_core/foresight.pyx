@@ -63,10 +63,9 @@ cdef class Foresight:
         return 0
 
     cdef int begin(self, Engine engine) except -1 nogil:
-        # Forget what was foreseen: the latest launch is all that is known.
-        cdef uint32_t leaf, i
+        # Forget what was foreseen: the latest launch is all that is known. While a program is
+        # learnt this runs at each launch, so resident blocks are filed only once one has to go.
         cdef int k
-        cdef Block* blocks
         self.grow(engine)
         memset(self.first, 0xFF, self.slots * sizeof(uint32_t))
         self.node_count = 0
@@ -77,12 +76,7 @@ cdef class Foresight:
         self.reached = engine.launched
         for k in range(4):
             self.context[k] = engine.correlator.context[k]
-        # While a program is learnt this runs at each launch: not a call for each block.
-        for leaf in range(self.slots >> LEAF_BITS):
-            blocks = engine.mem.leaves[leaf]
-            for i in range(LEAF_BLOCKS):
-                if blocks[i].state in (RESIDENT, INCOMING):
-                    self.due.push(NEVER, leaf << LEAF_BITS | i)
+        self.filed = False
         if self.context[0] != NONE and engine.launched > engine.completed:
             self.foresee(engine, self.context[0])
         return 0
@@ -158,7 +152,7 @@ cdef class Foresight:
         self.nodes[node].after = NONE
         if self.first[slot] == NONE:
             self.first[slot] = node
-            if engine.mem.at(slot).state in (RESIDENT, INCOMING):
+            if self.filed and engine.mem.at(slot).state in (RESIDENT, INCOMING):
                 self.due.push(launch, slot)
         else:
             self.nodes[self.last[slot]].after = node
@@ -182,6 +176,9 @@ cdef class Foresight:
         # What the launches that ended have used is filed under its next use.
         cdef Table* table
         cdef uint32_t kernel, i, slot
+        if not self.filed:
+            self.settled = seq
+            return 0
         while self.aside.size:
             self.aside.size -= 1
             self.arrived(engine, self.aside.heap[self.aside.size].slot)
@@ -199,8 +196,23 @@ cdef class Foresight:
                     self.arrived(engine, slot)
         return 0
 
+    cdef int file(self, Engine engine) except -1 nogil:
+        # File every block that is on the device, or soon will be, under its next use.
+        cdef uint32_t leaf, i, slot
+        cdef Block* blocks
+        self.filed = True
+        for leaf in range(self.slots >> LEAF_BITS):
+            blocks = engine.mem.leaves[leaf]
+            for i in range(LEAF_BLOCKS):
+                if blocks[i].state in (RESIDENT, INCOMING):
+                    slot = leaf << LEAF_BITS | i
+                    self.due.push(self.next_use(engine, slot), slot)
+        return 0
+
     cdef int arrived(self, Engine engine, uint32_t slot) except -1 nogil:
         # The block is on the device, or soon will be.
+        if not self.filed:
+            return 0
         return self.due.push(self.next_use(engine, slot), slot)
 
     cdef bint ripe(self, Engine engine) noexcept nogil:
@@ -219,6 +231,8 @@ cdef class Foresight:
         cdef Use top
         cdef int64_t chosen = NOBODY
         cdef Block* b
+        if not self.filed:
+            self.file(engine)
         while slot != NONE and looked < LOOKS:
             if (engine.mem.at(slot).pinned <= engine.completed
                     and self.next_use(engine, slot) > beyond):

@@ -35,22 +35,22 @@ OPTIONS: dict[str, Any] = {
     "window": 128,
     "max_run": 16,
     "queue": 0,
-    "learn_allocations": True,
+    "learn_allocations": None,
     "auto_depth": False,
     "gates": None,
     "ranges": None,
     "strict": True,
     "host_limit": None,
     "duplex": False,
-    "in_threads": 1,
-    "out_threads": 1,
+    "in_threads": 2,
+    "out_threads": 4,
     "delay_us": 0,
 }
 """Options of live sessions.
 
 Free blocks at which pre-evicting starts and ends (None: a 64th and a 32nd of the budget); blocks of
 prefetch on their way at once; blocks in one move; prefetches that may wait; whether allocations
-enter the block tables; whether depth is what most of the budget holds; whether launches wait for
+enter the block tables (None: unless launches name their memory); whether depth is what most of the budget holds; whether launches wait for
 their memory, and whether they name it (None: as the policy wants); whether launches wait while
 faults have brought in more than the budget; host memory that evicted blocks may take (None: what is
 available); whether both directions move at once; moving threads each way; random delay before each
@@ -195,7 +195,7 @@ class ManagedBackend:
         names = wants if self._options["ranges"] is None else bool(self._options["ranges"])
         gated = names if self._options["gates"] is None else bool(self._options["gates"])
         try:
-            self.engine = self._make_engine(native, budget, gated)
+            self.engine = self._make_engine(native, budget, gated, names)
         except (ValueError, TypeError, OverflowError) as error:
             raise DeepUMError(f"options: {error}") from error
         self.mover = CudaMover(
@@ -234,11 +234,12 @@ class ManagedBackend:
         self._pid = os.getpid()
         _Process.current = self
 
-    def _make_engine(self, native: Any, budget: int, gated: bool) -> Any:
+    def _make_engine(self, native: Any, budget: int, gated: bool, names: bool) -> Any:
         from deepum._core.engine import Engine
 
         options = self._options
         blocks = budget // BLOCK_BYTES
+        learns = options["learn_allocations"]
         low = options["pre_evict_low"]
         high = options["pre_evict_high"]
         return Engine(
@@ -248,7 +249,7 @@ class ManagedBackend:
             prefetch="prefetch" not in self._without,
             pre_evict="pre-evict" not in self._without,
             invalidate="invalidate" not in self._without,
-            learn_allocations=bool(options["learn_allocations"]),
+            learn_allocations=not names if learns is None else bool(learns),
             auto_depth=bool(options["auto_depth"]),
             low=max(32, blocks // 64) if low is None else low,
             high=max(64, blocks // 32) if high is None else high,
