@@ -264,18 +264,18 @@ class ChainedModel(NoopModel):
 
     def on_launch(self, engine: EngineModel, seq: int, kernel: int) -> None:
         if engine.ranges:  # the launch names its memory: no need to wait for faults
-            changed = self.named.get(kernel) != engine.ranges
+            changed = not engine.gated or self.named.get(kernel) != engine.ranges
             self.named[kernel] = engine.ranges
-            if changed:
+            if engine.gated and changed:
                 engine.tables[kernel] = BlockModel(**engine.geometry)
                 if self.fault_kernel == kernel:
                     self.after_fault = None
-            if changed or not engine.gated:
+            if changed:
                 for address, size in engine.ranges:
                     for number in outer(address, size):
                         engine.tables[kernel].enter(number)
-                if self.context and self.context[-1] == kernel and self.chain is not None:
-                    self.chain = engine.tables[kernel].walk()
+            if engine.gated and changed and self.chain and self.context[-1] == kernel:
+                self.chain = engine.tables[kernel].walk()
             if not engine.gated:
                 self.fault_kernel = kernel
                 self.fault_position = engine.launched

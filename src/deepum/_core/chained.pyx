@@ -85,20 +85,20 @@ cdef class ChainedPolicy(NativePolicy):
         return walk_begin(&self.walk, table, table.start, True)
 
     cdef int learn_ranges(self, Engine engine, uint32_t kernel) except -1 nogil:
-        # Where the launch names its memory there is nothing to wait for: its table holds what it
-        # named last, no more. What is missing is brought if the chain has not come by; where
-        # launches are gated the engine sees to that.
+        # Where the launch names its memory there is nothing to wait for: its table is filled at
+        # once, and what it names is brought if the chain has not come by. Gated launches name all
+        # that they touch, and the engine brings it: their tables hold what they named last, no more.
         cdef uint32_t i, lead
         cdef uint64_t block, size, names = engine.range_count
-        for i in range(2 * engine.range_count):
-            names = (names ^ engine.ranges[i]) * <uint64_t>0x9E3779B97F4A7C15
-            names ^= names >> 32
-        if self.changed(kernel, names):
+        if engine.gated:
+            for i in range(2 * engine.range_count):
+                names = (names ^ engine.ranges[i]) * <uint64_t>0x9E3779B97F4A7C15
+                names ^= names >> 32
+            if not self.changed(kernel, names):
+                return 0
             engine.correlator.clear(kernel)
             if self.fault_active and self.fault_kernel == kernel:
                 self.fault_active = False
-        elif engine.gated:
-            return 0
         for i in range(engine.range_count):
             size = engine.ranges[2 * i + 1]
             if size == 0:
@@ -108,9 +108,9 @@ cdef class ChainedPolicy(NativePolicy):
                 lead = engine.mem.lead_of(<uint32_t>block)
                 if lead == block or block == engine.ranges[2 * i] >> 21:
                     engine.correlator.allocated(kernel, lead)
-        if self.active and self.context[0] == kernel:
-            self.walk_table(engine)        # the chain is in this table
         if engine.gated:
+            if self.active and self.context[0] == kernel:
+                self.walk_table(engine)    # the chain is in this table
             return 0
         self.fault_kernel = kernel
         self.fault_position = engine.launched

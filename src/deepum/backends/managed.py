@@ -50,11 +50,11 @@ OPTIONS: dict[str, Any] = {
 
 Free blocks at which pre-evicting starts and ends (None: a 64th and a 32nd of the budget); blocks of
 prefetch on their way at once; blocks in one move; prefetches that may wait; whether allocations
-enter the block tables (None: unless launches name their memory); whether depth is what most of the budget holds; whether launches wait for
-their memory, and whether they name it (None: as the policy wants); whether launches wait while
-faults have brought in more than the budget; host memory that evicted blocks may take (None: what is
-available); whether both directions move at once; moving threads each way; random delay before each
-move, microseconds, for tests.
+enter the block tables (None: unless launches name their memory); whether depth is what most of the
+budget holds; whether launches wait for their memory, and whether they name it (None: as the policy
+wants); whether launches wait while faults have brought in more than the budget; host memory that
+evicted blocks may take (None: what is available); whether both directions move at once; moving
+threads each way; random delay before each move, microseconds, for tests.
 """
 
 TRACE_STEPS = 4
