@@ -14,7 +14,6 @@ A gate must never hold up the program for good. Whatever the reason, one that ha
 for `PATIENCE` is opened, and the kernel finds its memory by faulting.
 """
 
-cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 
@@ -52,7 +51,6 @@ cdef class Mover:
         return True
 
 
-@cython.final
 cdef class Conductor:
     """Ties a feed, an engine and a mover together.
 
@@ -125,7 +123,8 @@ cdef class Conductor:
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
         finally:
-            self.release()
+            if self.failure or not self.holds:
+                self.release()
 
     def release(self):
         """Open every gate, those to come included."""
