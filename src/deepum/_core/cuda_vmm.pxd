@@ -20,6 +20,7 @@ cdef class VmmMemory:
     cdef HostPool hosts
     cdef pthread_mutex_t lock      # all of these, and every chunk's state
     cdef pthread_mutex_t pinning   # held while a slab is pinned
+    cdef pthread_mutex_t placing   # held while a segment is made
     cdef cydriver.CUcontext context
     cdef int device
     cdef cydriver.CUmemAllocationProp on_device, on_host

@@ -47,7 +47,9 @@ cdef void* allocate(size_t size, int device, void* stream) noexcept nogil:
     if _memory.feed.managed + blocks * BLOCK > _memory.allowed:
         _memory.refused = blocks * BLOCK
     else:
+        pthread_mutex_lock(&_memory.placing)
         result = _memory.new_segment(blocks)
+        pthread_mutex_unlock(&_memory.placing)
     leave_driver()
     return result
 
@@ -78,6 +80,7 @@ cdef class VmmMemory:
     def __cinit__(self, Feed feed not None, int device):
         pthread_mutex_init(&self.lock, NULL)
         pthread_mutex_init(&self.pinning, NULL)
+        pthread_mutex_init(&self.placing, NULL)
         self.feed = feed
         self.device = device
         memset(&self.on_device, 0, sizeof(self.on_device))
@@ -462,7 +465,6 @@ cdef class VmmMemory:
             filled = not status
             at += blocks_of(chunk)
         if not filled:
-            self.feed.hold()
             at = first
             while at < first + blocks:
                 chunk = self.map.find(at)

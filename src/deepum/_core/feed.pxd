@@ -85,7 +85,6 @@ cdef class Feed:
         uint32_t count, uint32_t* slot, bint graph=*
     ) noexcept nogil
     cdef void capture(self, const uint64_t* pointers, uint32_t count) noexcept nogil
-    cdef void hold(self) noexcept nogil
     cdef bint let_run(self) noexcept nogil
     cdef uint32_t find_stream(self, uint64_t handle) noexcept nogil
     cdef void say(

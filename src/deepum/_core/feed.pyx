@@ -182,14 +182,6 @@ cdef class Feed:
             self.captured_count += 1
         pthread_mutex_unlock(&self.lock)
 
-    cdef void hold(self) noexcept nogil:
-        # From now on there is memory that is not on the device: launches wait for theirs.
-        pthread_mutex_lock(&self.lock)
-        if self.free_run:
-            self.held_from = self.submitted
-            deepum_store32(&self.free_run, 0)
-        pthread_mutex_unlock(&self.lock)
-
     cdef bint let_run(self) noexcept nogil:
         # All memory is on the device, as far as the listener knows. Whether it knows everything.
         cdef bint knows
@@ -258,6 +250,10 @@ cdef class Feed:
         self.segments[self.segment_count].size = size
         self.segment_count += 1
         self.managed += size
+        if self.free_run and not resident:
+            # From now on there is memory that is not on the device: launches wait for theirs.
+            self.held_from = self.submitted
+            deepum_store32(&self.free_run, 0)
         self.say(DEEPUM_EVENT_MANAGE, address, size, DEEPUM_MANAGE_RESIDENT if resident else 0)
         pthread_mutex_unlock(&self.lock)
         return 0

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 OPTIONS: dict[str, Any] = {
     **gpu.OPTIONS,
+    "learn_allocations": False,  # launches name what they touch
     "chunk_mib": 32,
     "ahead": 256,
 }

@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 @click.option("--policy", default="chained", show_default=True, help="Who decides what moves.")
 @click.option("--depth", default=32, show_default=True, help="Prefetch distance, kernels.")
 @click.option("--memory-limit", metavar="SIZE", help="GPU memory to use; what is free by default.")
+@click.option(
+    "--memory",
+    type=click.Choice(["managed", "vmm"]),
+    default="managed",
+    show_default=True,
+    help="Memory that faults, or memory that is remapped.",
+)
 @click.option("--host-limit", metavar="SIZE", help="Host memory that evicted blocks may take.")
 @click.option(
     "--oversubscribe", is_flag=True, help="Allow more managed memory than the card has free."
@@ -46,6 +53,7 @@ def command(
     policy: str,
     depth: int,
     memory_limit: str | None,
+    memory: str,
     host_limit: str | None,
     oversubscribe: bool,
     trace: str | None,
@@ -66,10 +74,11 @@ def command(
     if not module and not Path(script).is_file():
         raise DeepUMError(f"{script}: no such script")
 
-    from deepum.backends.managed import ManagedBackend
+    from deepum.backends.live import open_gpu
 
     options: dict[str, Any] = {} if host_limit is None else {"host_limit": host_limit}
-    backend = ManagedBackend(
+    backend = open_gpu(
+        memory,
         policy,
         depth=depth,
         memory_limit=memory_limit,
