@@ -24,9 +24,11 @@ cdef class VmmMemory:
     cdef int device
     cdef cydriver.CUmemAllocationProp on_device, on_host
     cdef cydriver.CUmemAccessDesc access
-    cdef uint64_t base, span               # the address space, bytes
+    cdef cydriver.CUdeviceptr base         # the address space
+    cdef uint64_t span                     # of so many bytes
     cdef uint64_t aliases[CLASSES]         # where the frames of a class are always mapped
-    cdef uint64_t alias_base, alias_span
+    cdef cydriver.CUdeviceptr alias_base
+    cdef uint64_t alias_span
     cdef readonly uint64_t allowed         # bytes of segments there may be
     cdef readonly uint64_t refused         # bytes of the last request that went over
     cdef cydriver.CUstream stream          # for what is waited for

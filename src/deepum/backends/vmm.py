@@ -80,7 +80,7 @@ class VmmBackend(GpuBackend):
         )
 
     def _engine_options(self) -> dict[str, Any]:
-        return {"gated": True, "drops_clean": True}
+        return {"gated": True, "drop_clean": True}
 
     def _make_movers(self, ordinal: int) -> None:
         from deepum._core.cuda_vmm_mover import VmmMover
