@@ -12,6 +12,10 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fake_cuda.harness import on_fake
+from tests.fake_cuda.steer import Driver
+from tests.managed.live import CARD, machine_for
+from tests.managed.stand_in import BLOCK, Program, training
 
 from ..how_many import examples
 from .scripts import load
@@ -234,3 +238,50 @@ def test_a_life_trains_clips_and_evaluates(monkeypatch: pytest.MonkeyPatch) -> N
     assert 0 < torch.stack(moved).norm().item() <= 0.1 * 1.001  # lr times the clipped norm
     assert life.evaluate(model, training, 4).requires_grad is False
     assert model.training
+
+
+# Sessions
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["vmm", "managed-chained", "noop"])
+def test_a_mode_is_a_session_whose_counts_are_all_there(mode: str) -> None:
+    {"vmm": in_vmm, "managed-chained": in_managed, "noop": in_noop}[mode]()
+
+
+def open_and_train(driver: Driver, mode: str) -> None:
+    measure, plan = load("measure"), load("plan")
+    machine = machine_for(driver)
+    limit, words = 128 << 20, BLOCK // 4
+    backend = measure.open_session({"mode": mode, "limit": limit, "options": {"host_limit": GIB}})
+    try:
+        assert backend.name == plan.memory_of(mode)
+        before = measure.stats(backend)
+        program = Program(machine)
+        training(program, 60, words, 1)
+        driver.sync()
+        after = measure.stats(backend)
+    finally:
+        backend.stop()
+    moved = {name: after[name] - before[name] for name in measure.COUNTS}
+    assert moved["launches"] > 120
+    assert moved["bytes_out"] + moved["bytes_dropped"] > 0
+    assert moved["bytes_in"] > 0 or mode == "noop"
+    assert measure.notes_of(after, plan.memory_of(mode))
+    json.dumps(measure.notes_of(after, plan.memory_of(mode)))
+    assert backend.refused == ""
+
+
+@on_fake(memory_bytes=CARD)
+def in_vmm(driver: Driver) -> None:
+    open_and_train(driver, "vmm")
+
+
+@on_fake(memory_bytes=CARD)
+def in_managed(driver: Driver) -> None:
+    open_and_train(driver, "managed-chained")
+
+
+@on_fake(memory_bytes=CARD)
+def in_noop(driver: Driver) -> None:
+    open_and_train(driver, "noop")

@@ -171,7 +171,8 @@ cdef class Conductor:
         self.listen(&busy)
         if self.gated or self.strict:
             deepum_store32(
-                &self.feed.gating, self.engine.mem.managed > self.engine.mem.budget)
+                &self.feed.gating,
+                self.alone or self.engine.mem.managed > self.engine.mem.budget)
         self.engine.pump()
         if self.engine.command_count:
             self.dispatch()
@@ -249,6 +250,8 @@ cdef class Conductor:
         cdef uint32_t i, slot
         if self.engine.launched == self.engine.completed:
             return True
+        if self.alone:
+            return False
         if self.engine.launched - self.engine.completed >= LAUNCH_RING - 1:
             return False
         if not self.gated or self.engine.mem.managed <= self.engine.mem.budget:
