@@ -42,6 +42,7 @@ def session(
     **options: Any,
 ) -> Iterator[tuple[Any, Machine]]:
     """Open a session as `deepum.Session` does; afterwards check what must always hold."""
+    first = machine is None
     machine = machine or machine_for(driver)
     from deepum.backends.vmm import VmmBackend
 
@@ -58,6 +59,7 @@ def session(
         stats = backend.stats
         assert stats["frame_bytes"] <= limit
         assert stats["pinned_bytes"] <= host
+        assert not first or driver.get("peak_frame_bytes") <= limit
     finally:
         backend.stop()
     stats = backend.stats

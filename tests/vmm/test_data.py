@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whatever the policy does and however late moves are, the program computes the same."""
 
-import random
 import threading
-from ctypes import c_uint
-from typing import Any
+import warnings
 
 import pytest
 from tests.fake_cuda.harness import on_fake
@@ -12,7 +10,7 @@ from tests.fake_cuda.steer import Driver
 from tests.managed.stand_in import Program, training
 from tests.managed.test_data import churn, hostile
 
-from .live import BUDGET, CARD, LAYERS, POLICIES, WORDS, session
+from .live import CARD, LAYERS, POLICIES, WORDS, session
 
 MS = 1_000_000
 
@@ -127,8 +125,6 @@ def test_a_hostile_policy_costs_time_alone(driver: Driver, how: str) -> None:
 
 @on_fake(memory_bytes=CARD)
 def test_a_policy_that_raises_is_set_aside(driver: Driver) -> None:
-    import warnings
-
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with session(driver, hostile("raises")) as (backend, machine):
@@ -154,12 +150,12 @@ def test_from_all_on_the_device_to_too_much_and_back(driver: Driver) -> None:
         program = Program(machine)
         for _ in range(4):
             driver.delay("exec:kernel_end", MS, 2 * MS)
-            churn_few = [program.new(WORDS, k) for k in range(12)]
+            few = [program.new(WORDS, k) for k in range(12)]
             for k in range(11):
-                program.axpy(churn_few[k], churn_few[k + 1], 3)
+                program.axpy(few[k], few[k + 1], 3)
             more = [program.new(2 * WORDS, k) for k in range(30)]  # 180 MiB: too much
             for k in range(11):
-                program.axpy(churn_few[k], more[k], 5)
+                program.axpy(few[k], more[k], 5)
             driver.delay("exec:kernel_end", 0, 0)
             program.check_all()
             for tensor in list(program.tensors):
@@ -167,7 +163,3 @@ def test_from_all_on_the_device_to_too_much_and_back(driver: Driver) -> None:
             machine.allocator.empty()
         stats = backend.stats
     assert stats["bytes_out"] > 0
-    assert random.Random(1).random() > 0
-    assert BUDGET < 180 << 20
-    assert c_uint(1).value == 1
-    assert isinstance(stats, dict) and Any is not None

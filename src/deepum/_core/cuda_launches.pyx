@@ -114,10 +114,12 @@ cdef enum Form:
     FORM_BATCH = 3         # the first two point to arrays of such pointers, the fourth counts them
     FORM_LIST = 4          # the second points to as many structs as the first says
     FORM_QUERY = 5         # words; nothing runs
+    FORM_FUNCTION = 6      # of a function, which may have to be loaded for it
+    FORM_BLOCKING = 7      # none: the call waits for the device
 
 cdef struct Further:
     uint8_t form
-    uint8_t bytes          # of the parameters or the struct; FORM_LIST: in words
+    uint8_t bytes          # of parameters or struct; FORM_LIST: in words; FORM_FUNCTION: its place
     uint8_t stream         # where the stream is among the parameters, in words; 0: there is none
 
 cdef enum:
@@ -151,6 +153,17 @@ FURTHER_CALLS = (
     + note_further([798, 799], FORM_LIST, 23, 3)                               # its second version
     + note_further([310], FORM_QUERY, 24, 0)                                   # cuPointerGetAttribute
     + note_further([450], FORM_QUERY, 32, 0)                                   # cuPointerGetAttributes
+    # cuFuncSetAttribute, SetCacheConfig, FuncLoad, KernelSetCacheConfig
+    + note_further([481, 86, 742, 700], FORM_FUNCTION, 0, 0)
+    # cuOccupancy..., cuKernelGetFunction, cuKernelSetAttribute
+    + note_further([374, 451, 543, 675, 676, 683, 687], FORM_FUNCTION, 1, 0)
+    + note_further([85, 686], FORM_FUNCTION, 2, 0)             # cuFuncGetAttribute, KernelGet...
+    # cuModuleLoad, LoadFatBinary, LibraryLoadFromFile, ...GetModule, ...GetGlobal, cuLinkComplete
+    + note_further([18, 21, 679, 682, 241, 684, 365], FORM_BLOCKING, 0, 0)
+    # cuMemAllocPitch, AllocHost, HostRegister, HostUnregister, PoolTrimTo, cuCtxSetLimit
+    + note_further([244, 294, 301, 379, 302, 602, 136], FORM_BLOCKING, 0, 0)
+    # cuGraphInstantiate..., Upload, ExecDestroy
+    + note_further([513, 578, 643, 656, 657, 580, 581, 516], FORM_BLOCKING, 0, 0)
 )
 """Numbers of further driver calls, for sessions whose memory is not found by faulting."""
 
@@ -323,6 +336,8 @@ cdef class Launches:
         cdef cydriver.CUfunction function = <cydriver.CUfunction>handle
         memset(&f, 0, sizeof(f))
         f.handle = handle
+        # No other thread's launch may come in between, to wait for its memory behind the loading.
+        self.feed.block(1)
         self.settle()
         # A handle may be a CUkernel, which only some calls take.
         library = cydriver.cuFuncGetName(&name, function) != cydriver.CUDA_SUCCESS
@@ -334,6 +349,7 @@ cdef class Launches:
                 function = NULL
         if function != NULL:
             cydriver.cuFuncLoad(function)
+        self.feed.block(-1)
         f.name = hash_bytes(name, strlen(name)) if name != NULL else <uint64_t>handle
         while f.count < 1024:
             if library:
@@ -363,6 +379,18 @@ cdef class Launches:
                 self.known += 1
         pthread_mutex_unlock(&self.lock)
         return f
+
+    cdef bint knows(self, void* handle) noexcept nogil:
+        # Whether a function was learnt, and so loaded.
+        cdef uint32_t place
+        cdef bint known
+        pthread_mutex_lock(&self.lock)
+        place = <uint32_t>((<uint64_t>handle * <uint64_t>0x9E3779B97F4A7C15) >> 40) & self.mask
+        while self.functions[place].handle != NULL and self.functions[place].handle != handle:
+            place = (place + 1) & self.mask
+        known = self.functions[place].handle != NULL
+        pthread_mutex_unlock(&self.lock)
+        return known
 
     cdef uint32_t note_name(self, const char* name) noexcept nogil:
         cdef char* copy = strdup(name)
@@ -467,6 +495,12 @@ cdef void enter_launch(uint32_t id, const CallData* data) noexcept nogil:
         span = 0
     if id < FURTHER and _further[id].form != FORM_NONE:
         further = &_further[id]
+        if further.form == FORM_FUNCTION:
+            handle = (<void**>p)[further.bytes]
+            if (handle != NULL and not _launches.knows(handle)
+                    and not deepum_load32(&_launches.feed.free_run)):
+                _launches.learn(handle)
+            return
         count = scan_further(id, <const uint64_t*>p, low, span, pointers)
         if not count:
             return
@@ -611,6 +645,20 @@ cdef void leave_launch(uint32_t id, const CallData* data) noexcept nogil:
         deepum_store32(&_launches.feed.blind, 1)
 
 
+cdef void before_blocking(const CallData* data) noexcept nogil:
+    data.kept[0] = 0
+    if _launches.feed.exact:
+        _launches.feed.block(1)
+        data.kept[0] = 1
+    _launches.settle()
+
+
+cdef void after_blocking(const CallData* data) noexcept nogil:
+    if data.kept[0]:
+        data.kept[0] = 0
+        _launches.feed.block(-1)
+
+
 cdef void callback(void* user, int domain, uint32_t id, const CallData* data) noexcept nogil:
     cdef uint64_t began = 0
     if not _on or enter_driver():
@@ -630,9 +678,16 @@ cdef void callback(void* user, int domain, uint32_t id, const CallData* data) no
     elif id in (MODULE_LOAD, MODULE_LOAD_EX, LIBRARY_LOAD, MEM_ALLOC, MEM_FREE, HOST_ALLOC,
                 HOST_FREE, CONTEXT_SYNC, MODULE_UNLOAD, LIBRARY_UNLOAD):
         if data.site == API_ENTER:
-            _launches.settle()
+            before_blocking(data)
             if id in (MODULE_UNLOAD, LIBRARY_UNLOAD):
                 _launches.forget_functions()
+        else:
+            after_blocking(data)
+    elif id < FURTHER and _further[id].form == FORM_BLOCKING:
+        if data.site == API_ENTER:
+            before_blocking(data)
+        else:
+            after_blocking(data)
     elif data.site == API_ENTER:
         data.kept[0] = 0
         enter_launch(id, data)

@@ -72,6 +72,7 @@ cdef class Feed:
     cdef uint32_t exact
     cdef uint32_t free_run         # all there is is on the device: gates are open as they are made
     cdef uint64_t held_from        # launches up to this one were made while that was so
+    cdef uint32_t blocking         # calls under way that no launch may come behind
     cdef uint32_t chunk            # blocks that move as one; 0: each by itself
     cdef uint32_t orphaned         # this process is a child: the memory is its parent's
     cdef PtBlock* captured         # what launches of captured graphs name
@@ -85,6 +86,7 @@ cdef class Feed:
         uint32_t count, uint32_t* slot, bint graph=*
     ) noexcept nogil
     cdef void capture(self, const uint64_t* pointers, uint32_t count) noexcept nogil
+    cdef void block(self, int more) noexcept nogil
     cdef bint let_run(self) noexcept nogil
     cdef uint32_t find_stream(self, uint64_t handle) noexcept nogil
     cdef void say(

@@ -96,7 +96,7 @@ cdef class Feed:
         if graph and self.exact:
             more = self.captured_count
         i = self.find_stream(stream)
-        if (i == STREAMS or self.ring.tail - deepum_load(&self.ring.head) + count + more + 1
+        if (i == STREAMS or self.blocking and self.exact or self.ring.tail - deepum_load(&self.ring.head) + count + more + 1
                 > self.ring.mask - (self.ring.mask >> 2)
                 or self.streams[i].tail - deepum_load(&self.streams[i].head) == OUTSTANDING):
             self.unseen += not self.exact or not self.attached
@@ -180,6 +180,13 @@ cdef class Feed:
                 self.captured_capacity = capacity
             self.captured[self.captured_count] = block
             self.captured_count += 1
+        pthread_mutex_unlock(&self.lock)
+
+    cdef void block(self, int more) noexcept nogil:
+        # A call that waits for the device, maybe holding what moves need, begins (1) or ends (-1).
+        # A launch that came after it, and waited for its memory, would never run.
+        pthread_mutex_lock(&self.lock)
+        self.blocking += more
         pthread_mutex_unlock(&self.lock)
 
     cdef bint let_run(self) noexcept nogil:
@@ -374,6 +381,7 @@ cdef class Feed:
         self.exact = self.gating = chunk != 0
         self.free_run = self.exact and self.segment_count == 0
         self.held_from = 0
+        self.blocking = 0
         self.stream_count = 0
         self.attached = 1
         for i in range(self.segment_count):

@@ -33,6 +33,7 @@ HOST_SHARE = 0.9
 FINISH_S = 60.0
 """How long a session that ends waits for what runs."""
 _BLOCK = 2 << 20
+_SLAB = 128 * _BLOCK  # what host memory is pinned in
 
 
 def unavailable() -> str:
@@ -74,8 +75,10 @@ class VmmBackend(GpuBackend):
         self.host_bytes = (
             int(host_available() * HOST_SHARE) if limit is None else parse_bytes(limit)
         )
-        # Frames that are free, or on their way, hold nothing that the host need not hold.
-        allowed = max(budget, budget * 7 // 8 + self.host_bytes)
+        self.host_bytes -= self.host_bytes % _SLAB
+        # What is on its way has a place on both sides, and free places may be in pieces.
+        margin = max(budget // 8, 4 * mib * 2**20)
+        allowed = max(budget, max(0, budget - margin) + self.host_bytes * 15 // 16)
         memory.begin(
             cuda_memory.current_context(), budget, self.host_bytes, allowed, mib * 2**20 // _BLOCK
         )
