@@ -47,7 +47,8 @@ class Session:
         page faults in this process, the processor standing in for the GPU; ``"kmod"``, the same by
         the kernel module; ``"auto"``, the best of these that works here, but for ``"vmm"``.
     memory
-        On a GPU, which memory: ``"managed"`` or ``"vmm"``; another way to name the backend.
+        On a GPU, which memory: ``"managed"``, ``"vmm"``, or ``"auto"``: ``"vmm"`` if
+        ``deepum doctor --coverage`` found that it will do for this script, else ``"managed"``.
     machine
         Hardware profile to simulate: a shipped name, a TOML file or a `Machine`.
     without
@@ -100,10 +101,7 @@ class Session:
         progress: bool = False,
     ) -> None:
         if memory is not None:
-            if memory not in live.GPUS:
-                raise BackendError(
-                    f"no memory named {memory!r}; this version has: {', '.join(live.GPUS)}"
-                )
+            memory = live.choose_memory(memory)
             if backend not in ("sim", "auto", memory):
                 raise BackendError(f"backend {backend!r} has no memory {memory!r}: leave one out")
             backend = memory

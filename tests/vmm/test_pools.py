@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frames, host places and addresses, each beside a plain model of it."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,9 +104,7 @@ def test_host_places_never_overlap_and_free_ones_become_whole(
 
 @given(
     largest=st.sampled_from([1, 2, 8, 16]),
-    actions=st.lists(
-        st.tuples(st.booleans(), st.integers(1, 70), st.integers(0, 99)), max_size=60
-    ),
+    actions=st.lists(st.tuples(st.booleans(), st.integers(1, 70), st.integers(0, 99)), max_size=60),
 )
 @examples(200)
 def test_addresses(largest: int, actions: list[tuple[bool, int, int]]) -> None:
@@ -130,9 +130,9 @@ def test_addresses(largest: int, actions: list[tuple[bool, int, int]]) -> None:
         ranges = sorted([*placed.items(), *space.holes])  # they make up the whole, in order
         assert ranges[0][0] == first
         assert sum(size for _, size in ranges) == count
-        for (a, size), (b, _) in zip(ranges, ranges[1:], strict=False):
+        for (a, size), (b, _) in pairwise(ranges):
             assert a + size == b
-        assert all(a + size < b for (a, size), (b, _) in zip(space.holes, space.holes[1:]))  # noqa: B905
+        assert all(a + size < b for (a, size), (b, _) in pairwise(space.holes))
         for start, blocks in placed.items():
             at = start
             while at < start + blocks:

@@ -103,7 +103,7 @@ cdef class Conductor:
         cdef bint busy
         cdef uint64_t quiet = 0
         self.progress = deepum_now()
-        if self.marks is not None:
+        if self.marks is not None or self.holds:
             deepum_wake_sharply()  # completions are seen as late as it wakes
         try:
             with nogil:

@@ -149,10 +149,10 @@ FURTHER_CALLS = (
     + note_further([291, 425, 321, 427], FORM_STRUCT, 200, 1)                  # their Async
     + note_further([776, 777], FORM_BATCH, 0, 8)                               # cuMemcpyBatchAsync
     + note_further([796, 797], FORM_BATCH, 0, 7)                               # its second version
-    + note_further([778, 779], FORM_LIST, 23, 4)                               # cuMemcpy3DBatchAsync
+    + note_further([778, 779], FORM_LIST, 23, 4)               # cuMemcpy3DBatchAsync
     + note_further([798, 799], FORM_LIST, 23, 3)                               # its second version
-    + note_further([310], FORM_QUERY, 24, 0)                                   # cuPointerGetAttribute
-    + note_further([450], FORM_QUERY, 32, 0)                                   # cuPointerGetAttributes
+    + note_further([310], FORM_QUERY, 24, 0)                   # cuPointerGetAttribute
+    + note_further([450], FORM_QUERY, 32, 0)                   # cuPointerGetAttributes
     # cuFuncSetAttribute, SetCacheConfig, FuncLoad, KernelSetCacheConfig
     + note_further([481, 86, 742, 700], FORM_FUNCTION, 0, 0)
     # cuOccupancy..., cuKernelGetFunction, cuKernelSetAttribute
@@ -162,8 +162,8 @@ FURTHER_CALLS = (
     + note_further([18, 21, 679, 682, 241, 684, 365], FORM_BLOCKING, 0, 0)
     # cuMemAllocPitch, AllocHost, HostRegister, HostUnregister, PoolTrimTo, cuCtxSetLimit
     + note_further([244, 294, 301, 379, 302, 602, 136], FORM_BLOCKING, 0, 0)
-    # cuGraphInstantiate..., Upload, ExecDestroy
-    + note_further([513, 578, 643, 656, 657, 580, 581, 516], FORM_BLOCKING, 0, 0)
+    # cuCtxSynchronize's second version, cuGraphInstantiate..., Upload, ExecDestroy
+    + note_further([800, 513, 578, 643, 656, 657, 580, 581, 516], FORM_BLOCKING, 0, 0)
 )
 """Numbers of further driver calls, for sessions whose memory is not found by faulting."""
 
@@ -609,7 +609,8 @@ cdef void enter_launch(uint32_t id, const CallData* data) noexcept nogil:
     seq = _launches.feed.launch(<uint64_t>stream, exec_id, kernel, pointers, count, &slot, graph)
     while not seq and _launches.feed.exact and deepum_load32(&_launches.feed.gating):
         deepum_sleep(20000)        # it must not go untold
-        seq = _launches.feed.launch(<uint64_t>stream, exec_id, kernel, pointers, count, &slot, graph)
+        seq = _launches.feed.launch(
+            <uint64_t>stream, exec_id, kernel, pointers, count, &slot, graph)
     if not seq:
         return
     if _launches.feed.exact and not graph and handle == NULL:

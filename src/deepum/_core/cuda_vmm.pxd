@@ -48,6 +48,7 @@ cdef class VmmMemory:
     cdef int unmap_chunk(self, Chunk* chunk) noexcept nogil
     cdef uint32_t host_place(self, uint32_t size) noexcept nogil
     cdef bint pin_slab(self) noexcept nogil
+    cdef void make_host_room(self, uint64_t blocks) noexcept nogil
     cdef void forget_host(self, Chunk* chunk) noexcept nogil
     cdef int lend(self, Chunk* chunk, bint device) noexcept nogil
     cdef int take_back(self, Chunk* chunk) noexcept nogil

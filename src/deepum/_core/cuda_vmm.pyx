@@ -48,6 +48,7 @@ cdef void* allocate(size_t size, int device, void* stream) noexcept nogil:
         _memory.refused = blocks * BLOCK
     else:
         pthread_mutex_lock(&_memory.placing)
+        _memory.make_host_room(blocks)
         result = _memory.new_segment(blocks)
         pthread_mutex_unlock(&_memory.placing)
     leave_driver()
@@ -300,6 +301,22 @@ cdef class VmmMemory:
             pthread_mutex_unlock(&self.lock)
         pthread_mutex_unlock(&self.pinning)
         return grows
+
+    cdef void make_host_room(self, uint64_t blocks) noexcept nogil:
+        # Pin what a segment more may need. The driver may wait for the device to do that, so it is
+        # done here, with all gates open, and not when something has to leave for a gate to open.
+        cdef uint64_t need = self.feed.managed // BLOCK + blocks
+        if need <= self.frames.budget:
+            return
+        need -= self.frames.budget
+        need += need // 16 + self.frames.budget // 8 + 4 * self.map.largest
+        if self.hosts.count * SLAB_BLOCKS >= need or not self.hosts.may_grow():
+            return
+        self.feed.block(1)
+        self.feed.settle()
+        while self.hosts.count * SLAB_BLOCKS < need and self.pin_slab():
+            pass
+        self.feed.block(-1)
 
     cdef void forget_host(self, Chunk* chunk) noexcept nogil:
         # With the lock held: what the host has of a chunk is of no use any more.

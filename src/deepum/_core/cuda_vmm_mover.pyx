@@ -25,7 +25,8 @@ from deepum._core.engine cimport Engine
 from deepum._core.exec_table cimport NONE
 from deepum._core.feed cimport (
     Feed, deepum_add, deepum_load, deepum_load32, deepum_now, deepum_sleep, deepum_store,
-    deepum_store32, deepum_wake_sharply, enter_driver, leave_driver, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock,
+    deepum_store32, deepum_wake_sharply, enter_driver, leave_driver, pthread_mutex_lock,
+    pthread_mutex_t, pthread_mutex_unlock,
 )
 from deepum._core.host_pool cimport NO_ROOM
 from deepum._core.marks cimport MARK_DROP, MARK_IN, MARK_OUT, Marks

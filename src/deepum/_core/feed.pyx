@@ -96,7 +96,8 @@ cdef class Feed:
         if graph and self.exact:
             more = self.captured_count
         i = self.find_stream(stream)
-        if (i == STREAMS or self.blocking and self.exact or self.ring.tail - deepum_load(&self.ring.head) + count + more + 1
+        if (i == STREAMS or self.blocking and self.exact
+                or self.ring.tail - deepum_load(&self.ring.head) + count + more + 1
                 > self.ring.mask - (self.ring.mask >> 2)
                 or self.streams[i].tail - deepum_load(&self.streams[i].head) == OUTSTANDING):
             self.unseen += not self.exact or not self.attached

@@ -71,7 +71,7 @@ cdef class HostPool:
             return NO_ROOM
         slab = self.slabs[best]
         i = 1
-        for level in range(SLAB_BITS, size, -1):
+        for _ in range(size, SLAB_BITS):
             # Into the half that has less to give, so that large runs stay whole.
             i = 2 * i
             if slab.longest[i] <= size or (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the backends of a GPU share: the feed, the launches, the conductor, the hooks, the threads."""
+"""What the backends of a GPU share: feed, launches, conductor, hooks, threads."""
 
 from __future__ import annotations
 
@@ -81,14 +81,18 @@ def _forget() -> None:
 
 @dataclass
 class Threads:
+    """Threads of a session."""
+
     running: list[threading.Thread] = field(default_factory=list)
 
     def start(self, name: str, run: Callable[[], object]) -> None:
+        """Start one."""
         thread = threading.Thread(target=run, name=f"deepum-{name}", daemon=True)
         thread.start()
         self.running.append(thread)
 
     def join(self) -> None:
+        """Wait for all to end, for a while."""
         for thread in self.running:
             thread.join(10)
         self.running.clear()

@@ -8,10 +8,12 @@ import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from deepum import proofs
 from deepum.errors import BackendError, DeepUMError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from deepum.backends.gpu import GpuBackend
     from deepum.backends.host import HostBackend
@@ -55,6 +57,24 @@ def choose(name: str) -> str:
     if name in (*GPUS, *NAMES) and (reason := unavailable(name)):
         raise BackendError(f"backend {name!r} does not work here: {reason}")
     return name
+
+
+def choose_memory(memory: str, script: Path | None = None) -> str:
+    """Return the backend for a kind of GPU memory.
+
+    ``"auto"`` is ``"vmm"`` for a script that ``deepum doctor --coverage`` found nothing against
+    (the program's own, if None), and ``"managed"`` for all others.
+
+    Raises
+    ------
+    BackendError
+        There is no such memory.
+    """
+    if memory == "auto":
+        return "vmm" if proofs.proved(script) else GPU
+    if memory not in GPUS:
+        raise BackendError(f"no memory named {memory!r}; this version has: {', '.join(GPUS)}, auto")
+    return memory
 
 
 def open_gpu(name: str, policy: Any, **options: Any) -> GpuBackend:
