@@ -101,8 +101,7 @@ def train(model_name: str, steps: int) -> list[dict]:
 def compare(task: dict) -> dict:
     """Train natively twice, then in a session, in this process."""
     import torch
-
-    from managed import make_deterministic, open_backend
+    from measure import make_deterministic, open_session
 
     make_deterministic()
     torch.backends.cudnn.benchmark = True
@@ -111,7 +110,7 @@ def compare(task: dict) -> dict:
     again = train(task["model"], task["steps"])
     torch.cuda.empty_cache()
     limit = plan.limit(peak, reserved, task["ratio"])
-    backend = open_backend(
+    backend = open_session(
         {"mode": task["policy"], "limit": limit, "options": {"delay_us": task["delay_us"]}}
     )
     limited = train(task["model"], task["steps"])

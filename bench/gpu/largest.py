@@ -2,11 +2,13 @@
 """The largest batch that trains in so much GPU memory: native PyTorch, and with deepum.
 
     python bench/gpu/largest.py --models gpt2-medium,bert-large,resnet152 --limit 12GiB --json FILE
+    python bench/gpu/largest.py --models gpt2-medium --modes native,vmm,checkpointing --json FILE
 
-Native PyTorch is held to the limit by `torch.cuda.set_per_process_memory_fraction`. A batch runs
-if two steps do; each is tried in a process of its own, first doubled until one fails or `--most`
-is reached, then halved in between to within `--within` of the answer. The file is written after
-each try; `--resume` goes on where an interrupted run stopped.
+The modes are those of managed.py and vmm.py. What has no session is held to the limit by
+`torch.cuda.set_per_process_memory_fraction`. A batch runs if two steps do; each is tried in a
+process of its own, first doubled until one fails or `--most` is reached, then halved in between to
+within `--within` of the answer. The file is written after each try; `--resume` goes on where an
+interrupted run stopped.
 """
 
 from __future__ import annotations
@@ -106,27 +108,22 @@ def main(models, modes, limit, start, most, within, timeout, resume, output):
 def try_batch(task: dict) -> dict:
     """Train two steps in this process; say whether they ran."""
     import torch
+    from measure import limited
     from models import MODELS
 
-    from managed import open_backend
-
-    backend = None
-    if task["mode"] == "native":
-        total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(task["limit_bytes"] / total)
-    else:
-        backend = open_backend({"mode": task["mode"], "limit": task["limit_bytes"], "options": {}})
     times = []
+    point = {"mode": task["mode"], "limit": task["limit_bytes"], "options": {}}
     try:
-        _model, step = MODELS[task["model"]][0](task["batch"])
-        for _ in range(2):
-            began = time.perf_counter()
-            step()
-            torch.cuda.synchronize()
-            times.append(time.perf_counter() - began)
+        with limited(point) as (_backend, change):
+            build = MODELS[task["model"]][0]
+            _model, step = build(task["batch"]) if change is None else build(task["batch"], change)
+            for _ in range(2):
+                began = time.perf_counter()
+                step()
+                torch.cuda.synchronize()
+                times.append(time.perf_counter() - began)
     except torch.OutOfMemoryError as error:
-        reason = backend.refused if backend is not None and backend.refused else str(error)
-        return {"runs": False, "reason": reason.splitlines()[0]}
+        return {"runs": False, "reason": str(error).splitlines()[0]}
     return {"runs": True, "step_s_all": times, "peak_bytes": torch.cuda.max_memory_allocated()}
 
 

@@ -121,8 +121,7 @@ def rounds(launch, calls: int) -> list[float]:
 def measure(task: dict) -> dict:
     """Measure one kind under one policy in this process."""
     import torch
-
-    from managed import open_backend
+    from measure import open_session
 
     def calls_of(kernels):
         return LAUNCHES if kernels else 40
@@ -130,7 +129,7 @@ def measure(task: dict) -> dict:
     launch, kernels = launcher(task["kind"])
     calls = calls_of(kernels)
     plain = rounds(launch, calls)
-    backend = open_backend({"mode": task["policy"], "limit": None, "options": {}})
+    backend = open_session({"mode": task["policy"], "limit": None, "options": {}})
     launch, _ = launcher(task["kind"])  # its tensors are managed now
     launch()
     torch.cuda.synchronize()

@@ -6,6 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MODES = ("native", "noop", "single-level", "chained", "arguments")
+ALTERNATIVES = (
+    "checkpointing", "save-on-cpu", "fsdp2-offload", "deepspeed-offload", "torchao-offload",
+    "paged-adamw",
+)  # fmt: skip
+"""What people use in the place of more memory: alternatives.py makes each of it."""
+VMM_MODES = ("native", "noop", "managed-chained", "vmm", *ALTERNATIVES)
+"""What bench/gpu/vmm.py sets side by side."""
 ABLATION = ("chained:prefetch", "chained:prefetch+pre-evict")
 """`chained` with the mechanisms named and no other; `chained` itself has invalidation too."""
 
@@ -16,17 +23,21 @@ SPARE = 1.05
 START_S = 30.0
 """Importing PyTorch, building a model, opening a session: an assumption."""
 
-# Seconds a step for each GB that does not fit, from the first run on an H200
-# (bench/results/h200-managed.json: 26.5 GB of GPT-2 XL did not fit); single-level is taken to be
-# as slow as noop, which is an assumption.
-_S_PER_GB = {"noop": 0.44, "single-level": 0.44, "chained": 0.17, "arguments": 0.18}
+# Seconds a step for each GB that does not fit: vmm as predicted (docs/vmm-defaults.md), the others
+# from the first run on an H200 (bench/results/h200-managed.json: 26.5 GB of GPT-2 XL did not fit);
+# single-level is taken to be as slow as noop, which is an assumption.
+_S_PER_GB = {
+    "noop": 0.44, "single-level": 0.44, "chained": 0.17, "arguments": 0.18, "managed-chained": 0.17,
+    "vmm": 0.04,
+}  # fmt: skip
+_ALTERNATIVE_S_PER_GB = 0.1  # an assumption
 
 # Peak bytes and seconds a step with all memory: GPT-2 XL measured, the others assumptions that
 # only `--plan` uses.
 _NATIVE = {
     "gpt2-small": (8e9, 0.05), "gpt2-medium": (20e9, 0.09), "gpt2-xl": (53e9, 0.26),
     "bert-small": (3e9, 0.03), "bert-large": (25e9, 0.6), "resnet50": (6e9, 0.1),
-    "resnet152": (35e9, 0.7), "dlrm": (28e9, 0.1),
+    "resnet152": (35e9, 0.7), "dlrm": (28e9, 0.1), "llama-1b": (40e9, 0.3),
 }  # fmt: skip
 
 
@@ -48,17 +59,32 @@ def points(
     *,
     batch: int | None = None,
     ablation: bool = False,
+    known: tuple[str, ...] = MODES,
 ) -> list[Point]:
     """Return the points in the order in which they run: a model's native one comes first."""
     limited = [mode for mode in modes if mode != "native"] + list(ABLATION if ablation else ())
-    unknown = [mode for mode in limited if mode.partition(":")[0] not in MODES]
+    unknown = [mode for mode in limited if mode.partition(":")[0] not in known]
     if unknown:
-        raise ValueError(f"no mode {unknown[0]!r}; there are {', '.join(MODES + ABLATION)}")
+        names = known + (ABLATION if known == MODES else ())
+        raise ValueError(f"no mode {unknown[0]!r}; there are {', '.join(names)}")
     found = []
     for model in models:
         found.append(Point(model, batch, "native", None))
         found += [Point(model, batch, mode, ratio) for ratio in ratios for mode in limited]
     return found
+
+
+def memory_of(mode: str) -> str:
+    """Return where a mode's memory comes from: native, managed, vmm, or an alternative's name."""
+    if mode in ("native", *ALTERNATIVES):
+        return mode
+    return "vmm" if mode.partition("-")[0] == "vmm" else "managed"
+
+
+def policy_of(mode: str) -> str:
+    """Return the policy of a mode with a session, with the mechanisms it is to keep."""
+    memory, _, policy = mode.partition("-")
+    return (policy or "chained") if memory in ("vmm", "managed") else mode
 
 
 def limit(peak_bytes: int, reserved_bytes: int, ratio: float) -> int:
@@ -79,7 +105,7 @@ def estimate(point: Point, steps: int, timeout: float) -> float:
     step = native
     if point.ratio is not None:
         over = peak * (1 - 1 / point.ratio) / 1e9
-        step += over * _S_PER_GB[point.mode.partition(":")[0]]
+        step += over * _S_PER_GB.get(point.mode.partition(":")[0], _ALTERNATIVE_S_PER_GB)
     return min(timeout, START_S + steps * step)
 
 

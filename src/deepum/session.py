@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from deepum.backends.gpu import GpuBackend
     from deepum.backends.host import HostBackend, Running
-    from deepum.backends.managed import ManagedBackend
     from deepum.backends.watch import Watch
     from deepum.policy import Policy, PolicyLike
 
-BACKENDS = ("sim", live.GPU, *live.NAMES, "auto")
+BACKENDS = ("sim", *live.GPUS, *live.NAMES, "auto")
 
 
 class Session:
@@ -43,9 +43,12 @@ class Session:
         None; the others need one.
     backend
         ``"sim"``, the simulator; ``"managed"``, PyTorch on the GPU, all it allocates in managed
-        memory; ``"uffd"``, real page faults in this process, the processor
-        standing in for the GPU; ``"kmod"``, the same by the kernel module; ``"auto"``, the best
-        of these that works here.
+        memory; ``"vmm"``, the same in memory that is remapped, without faults; ``"uffd"``, real
+        page faults in this process, the processor standing in for the GPU; ``"kmod"``, the same by
+        the kernel module; ``"auto"``, the best of these that works here, but for ``"vmm"``.
+    memory
+        On a GPU, which memory: ``"managed"``, ``"vmm"``, or ``"auto"``: ``"vmm"`` if
+        ``deepum doctor --coverage`` found that it will do for this script, else ``"managed"``.
     machine
         Hardware profile to simulate: a shipped name, a TOML file or a `Machine`.
     without
@@ -88,6 +91,7 @@ class Session:
         memory_limit: int | str | None = None,
         *,
         backend: str = "sim",
+        memory: str | None = None,
         machine: Machine | str = "v100-pcie3-32g",
         without: Iterable[str] = (),
         options: Mapping[str, Any] | None = None,
@@ -96,12 +100,17 @@ class Session:
         trace_steps: int = 4,
         progress: bool = False,
     ) -> None:
+        if memory is not None:
+            memory = live.choose_memory(memory)
+            if backend not in ("sim", "auto", memory):
+                raise BackendError(f"backend {backend!r} has no memory {memory!r}: leave one out")
+            backend = memory
         if backend not in BACKENDS:
             raise BackendError(
                 f"no backend named {backend!r}; this version has: {', '.join(BACKENDS)}"
             )
         backend = live.choose(backend)
-        if trace is not None and backend != live.GPU:
+        if trace is not None and backend not in live.GPUS:
             raise BackendError(
                 f"backend {backend!r} records no trace: a trace is of a run on a GPU; without one, "
                 "deepum record makes them"
@@ -116,11 +125,10 @@ class Session:
         self._host: HostBackend | None = None
         self._done: list[Iteration] = []
         self._closed = False
-        self._gpu: ManagedBackend | None = None
-        if backend == live.GPU:
-            from deepum.backends.managed import ManagedBackend
-
-            self._gpu = ManagedBackend(
+        self._gpu: GpuBackend | None = None
+        if backend in live.GPUS:
+            self._gpu = live.open_gpu(
+                backend,
                 policy,
                 depth=depth,
                 memory_limit=memory_limit,
@@ -259,7 +267,7 @@ class Session:
     def backend(self) -> str:
         """Name of the backend in use."""
         if self._gpu is not None:
-            return live.GPU
+            return self._gpu.name
         return "sim" if self._host is None else self._host.name
 
     def _program(self) -> HostBackend:

@@ -29,8 +29,28 @@ class Location(ctypes.Structure):
     _fields_ = (("type", c_int), ("id", c_int))
 
 
+class FrameProperties(ctypes.Structure):
+    """CUmemAllocationProp."""
+
+    _fields_ = (
+        ("type", c_int),
+        ("handle_types", c_int),
+        ("location", Location),
+        ("win32", c_void_p),
+        ("flags", c_uint64),
+    )
+
+
+class FrameAccess(ctypes.Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = (("location", Location), ("flags", c_int))
+
+
 TO_DEVICE = Location(1, 0)
 TO_HOST = Location(2, 0)
+OF_NODE = Location(3, 0)  # the host's NUMA node
+NO_ACCESS, READ_ONLY, READ_WRITE = 0, 1, 3
 
 
 class LaunchConfig(ctypes.Structure):
@@ -178,6 +198,10 @@ class Driver:
         """Do what an access of the host does: bring the pages back."""
         assert self.library.fake_host_touch(c_uint64(address), c_uint64(size), access)
 
+    def access(self, address: int) -> int:
+        """Return the access of the device to the mapping at an address; -1 where none is."""
+        return self.library.fake_access(c_uint64(address))
+
     # The driver ---------------------------------------------------------------------------------
 
     def raw(self, function: str, *args: object) -> int:
@@ -225,6 +249,41 @@ class Driver:
     def free(self, array: Array) -> None:
         """Give managed or device memory back."""
         self.call("cuMemFree_v2", array.address)
+
+    def reserve(self, size: int, align: int = 0) -> int:
+        """Reserve addresses; nothing is mapped there yet."""
+        address = c_uint64()
+        self.call("cuMemAddressReserve", byref(address), size, align, 0, 0)
+        return address.value
+
+    def unreserve(self, address: int, size: int) -> None:
+        """Give a reservation back."""
+        self.call("cuMemAddressFree", address, size)
+
+    def frame(self, size: int, place: Location = TO_DEVICE) -> int:
+        """Create physical memory, of the device or (OF_NODE) of the host."""
+        handle = c_uint64()
+        wanted = FrameProperties(1, 0, place)
+        self.call("cuMemCreate", byref(handle), size, byref(wanted), 0)
+        return handle.value
+
+    def release(self, frame: int) -> None:
+        """Give physical memory back, once nothing maps it."""
+        self.call("cuMemRelease", frame)
+
+    def map(self, address: int, frame: int, size: int, access: int = READ_WRITE) -> Array:
+        """Map a frame and let the device use it."""
+        self.call("cuMemMap", address, size, 0, frame, 0)
+        self.let(address, size, access)
+        return Array(address, size // 4)
+
+    def let(self, address: int, size: int, access: int) -> None:
+        """Set what the device may do with mapped memory."""
+        self.call("cuMemSetAccess", address, size, byref(FrameAccess(TO_DEVICE, access)), 1)
+
+    def unmap(self, address: int, size: int) -> None:
+        """Take mappings away."""
+        self.call("cuMemUnmap", address, size)
 
     def stream(self, flags: int = NON_BLOCKING) -> c_void_p:
         """Make a stream."""

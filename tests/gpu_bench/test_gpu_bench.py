@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is pure in the scripts of bench/gpu: plans, files, the bound, the search, comparisons."""
 
-import importlib
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -15,27 +11,9 @@ from tests.fake_cuda.steer import Driver
 from tests.managed.live import CARD, session
 from tests.managed.stand_in import BLOCK, Program, training
 
-FOLDER = Path(__file__).resolve().parents[2] / "bench" / "gpu"
+from .scripts import FOLDER, load
+
 GIB = 1 << 30
-
-
-def load(name: str) -> ModuleType:
-    """Import one of the scripts, as the others of its folder find it."""
-    sys.path.insert(0, str(FOLDER))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(FOLDER))
-
-
-@pytest.fixture(autouse=True)
-def forget_scripts() -> Any:
-    """Their names are short: keep none of them."""
-    before = set(sys.modules)
-    yield
-    for name in set(sys.modules) - before:
-        if str(FOLDER) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
 
 
 # The plan

@@ -194,7 +194,7 @@ class Machine:
 
     def stand_in(self) -> None:
         """Take PyTorch's place where the backend looks for it, until this process ends."""
-        import deepum.backends.managed as backend
+        import deepum.backends.gpu as backend
         import deepum.cuda.faults
         import deepum.torch.pool
         import deepum.torch.tracker
@@ -205,7 +205,7 @@ class Machine:
             allocator.on_alloc, allocator.on_free = ON_ALLOC(on_alloc), ON_FREE(on_free)
             return SimpleNamespace()
 
-        backend._torch = lambda: self.torch
+        backend.pytorch = lambda: self.torch
         deepum.cuda.faults.FaultSource = Queue
         deepum.torch.pool.ManagedPool = lambda _ordinal, a, r: Pool(allocator, a, r)
         deepum.torch.tracker.track = track

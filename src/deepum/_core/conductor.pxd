@@ -34,6 +34,8 @@ cdef class Conductor:
     cdef readonly bint gated       # launches that name their memory wait for it
     cdef readonly bint strict      # launches wait while faults have brought in too much
     cdef bint names                # launches name their memory
+    cdef public bint alone         # launches run one at a time, gated even if all fits: to try out
+    cdef bint holds                # gates stay as they are when it is told to stop
     cdef uint32_t stopping
     cdef uint32_t* flag            # the device waits for this: low half of the last open launch
     cdef Gate* gates               # launches that are not open, in order

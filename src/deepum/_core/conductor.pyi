@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any
 
 from deepum._core.engine import Engine
 from deepum._core.feed import Feed
@@ -9,7 +9,6 @@ from deepum._core.steps import Steps
 
 class Mover: ...
 
-@final
 class Conductor:
     def __init__(
         self,
@@ -21,6 +20,7 @@ class Conductor:
         names: bool,
         strict: bool = True,
     ) -> None: ...
+    alone: bool
     def set_flag(self, address: int) -> None: ...
     def record(self, marks: Marks) -> None: ...
     def run(self) -> None: ...

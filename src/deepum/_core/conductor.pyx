@@ -14,7 +14,6 @@ A gate must never hold up the program for good. Whatever the reason, one that ha
 for `PATIENCE` is opened, and the kernel finds its memory by faulting.
 """
 
-cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 
@@ -52,7 +51,6 @@ cdef class Mover:
         return True
 
 
-@cython.final
 cdef class Conductor:
     """Ties a feed, an engine and a mover together.
 
@@ -105,7 +103,7 @@ cdef class Conductor:
         cdef bint busy
         cdef uint64_t quiet = 0
         self.progress = deepum_now()
-        if self.marks is not None:
+        if self.marks is not None or self.holds:
             deepum_wake_sharply()  # completions are seen as late as it wakes
         try:
             with nogil:
@@ -125,7 +123,8 @@ cdef class Conductor:
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
         finally:
-            self.release()
+            if self.failure or not self.holds:
+                self.release()
 
     def release(self):
         """Open every gate, those to come included."""
@@ -172,7 +171,8 @@ cdef class Conductor:
         self.listen(&busy)
         if self.gated or self.strict:
             deepum_store32(
-                &self.feed.gating, self.engine.mem.managed > self.engine.mem.budget)
+                &self.feed.gating,
+                self.alone or self.engine.mem.managed > self.engine.mem.budget)
         self.engine.pump()
         if self.engine.command_count:
             self.dispatch()
@@ -250,6 +250,8 @@ cdef class Conductor:
         cdef uint32_t i, slot
         if self.engine.launched == self.engine.completed:
             return True
+        if self.alone:
+            return False
         if self.engine.launched - self.engine.completed >= LAUNCH_RING - 1:
             return False
         if not self.gated or self.engine.mem.managed <= self.engine.mem.budget:

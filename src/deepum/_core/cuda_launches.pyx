@@ -15,12 +15,12 @@ ID of the same kernel each time; and padding inside argument structs is not even
 """
 
 from cuda.bindings cimport cydriver
-from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset, strdup, strlen
 
 from deepum._core.feed cimport (
-    Feed, deepum_add, deepum_load, deepum_load32, deepum_now, deepum_store32,
+    Feed, deepum_add, deepum_load, deepum_load32, deepum_now, deepum_sleep, deepum_store32,
     enter_driver, leave_driver, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t,
     pthread_mutex_unlock,
 )
@@ -28,7 +28,7 @@ from deepum._core.feed cimport (
 # The driver takes about 1,020 entries behind a closed gate; a launch is three: the wait, the
 # kernel, the mark. A thread that finds the queue full spins in the driver, holding what moves
 # need, so it must never come to that.
-cdef uint64_t RUN_AHEAD = 200              # launches
+cdef uint64_t RUN_AHEAD = 200              # launches, unless told otherwise
 
 cdef enum:
     MAX_POINTERS = 4096
@@ -104,6 +104,68 @@ CALLS = (
     CONTEXT_SYNC,
 )
 """Numbers of the driver calls that `cupti` is to report."""
+
+# Further calls that use memory, rare ones. Where memory is found by faulting too, nobody needs to
+# know of them. How their memory is found in their parameters:
+cdef enum Form:
+    FORM_NONE = 0
+    FORM_WORDS = 1         # they point to it
+    FORM_STRUCT = 2        # the first one points to a struct that does
+    FORM_BATCH = 3         # the first two point to arrays of such pointers, the fourth counts them
+    FORM_LIST = 4          # the second points to as many structs as the first says
+    FORM_QUERY = 5         # words; nothing runs
+    FORM_FUNCTION = 6      # of a function, which may have to be loaded for it
+    FORM_BLOCKING = 7      # none: the call waits for the device
+
+cdef struct Further:
+    uint8_t form
+    uint8_t bytes          # of parameters or struct; FORM_LIST: in words; FORM_FUNCTION: its place
+    uint8_t stream         # where the stream is among the parameters, in words; 0: there is none
+
+cdef enum:
+    FURTHER = 1024
+
+cdef Further _further[FURTHER]
+memset(_further, 0, sizeof(_further))
+
+cdef tuple note_further(list calls, Form form, uint8_t size, uint8_t stream):
+    for call in calls:
+        _further[<int>call].form = form
+        _further[<int>call].bytes = size
+        _further[<int>call].stream = stream
+    return tuple(calls)
+
+FURTHER_CALLS = (
+    note_further([250, 412, 252, 414, 253, 415, 254, 416], FORM_WORDS, 8, 0)   # cuMemsetD16, D2D*
+    + note_further([218, 429], FORM_WORDS, 8, 3)                               # cuMemsetD16Async
+    + note_further([222, 431, 224, 432, 226, 433], FORM_WORDS, 8, 5)           # cuMemsetD2D*Async
+    + note_further([318, 409], FORM_WORDS, 32, 0)                              # cuMemcpyPeer
+    + note_further([319, 426], FORM_WORDS, 32, 5)                              # cuMemcpyPeerAsync
+    + note_further([284, 401, 285, 400], FORM_WORDS, 32, 0)                    # cuMemcpyAtoD, DtoA
+    + note_further([837, 838], FORM_WORDS, 16, 4)              # cuMemcpyWithAttributesAsync
+    + note_further([287, 405, 288, 406], FORM_STRUCT, 128, 0)                  # cuMemcpy2D
+    + note_further([289, 424], FORM_STRUCT, 128, 1)                            # cuMemcpy2DAsync
+    + note_further([290, 407, 320, 410], FORM_STRUCT, 200, 0)                  # cuMemcpy3D, 3DPeer
+    + note_further([291, 425, 321, 427], FORM_STRUCT, 200, 1)                  # their Async
+    + note_further([776, 777], FORM_BATCH, 0, 8)                               # cuMemcpyBatchAsync
+    + note_further([796, 797], FORM_BATCH, 0, 7)                               # its second version
+    + note_further([778, 779], FORM_LIST, 23, 4)               # cuMemcpy3DBatchAsync
+    + note_further([798, 799], FORM_LIST, 23, 3)                               # its second version
+    + note_further([310], FORM_QUERY, 24, 0)                   # cuPointerGetAttribute
+    + note_further([450], FORM_QUERY, 32, 0)                   # cuPointerGetAttributes
+    # cuFuncSetAttribute, SetCacheConfig, FuncLoad, KernelSetCacheConfig
+    + note_further([481, 86, 742, 700], FORM_FUNCTION, 0, 0)
+    # cuOccupancy..., cuKernelGetFunction, cuKernelSetAttribute
+    + note_further([374, 451, 543, 675, 676, 683, 687], FORM_FUNCTION, 1, 0)
+    + note_further([85, 686], FORM_FUNCTION, 2, 0)             # cuFuncGetAttribute, KernelGet...
+    # cuModuleLoad, LoadFatBinary, LibraryLoadFromFile, ...GetModule, ...GetGlobal, cuLinkComplete
+    + note_further([18, 21, 679, 682, 241, 684, 365], FORM_BLOCKING, 0, 0)
+    # cuMemAllocPitch, AllocHost, HostRegister, HostUnregister, PoolTrimTo, cuCtxSetLimit
+    + note_further([244, 294, 301, 379, 302, 602, 136], FORM_BLOCKING, 0, 0)
+    # cuCtxSynchronize's second version, cuGraphInstantiate..., Upload, ExecDestroy
+    + note_further([800, 513, 578, 643, 656, 657, 580, 581, 516], FORM_BLOCKING, 0, 0)
+)
+"""Numbers of further driver calls, for sessions whose memory is not found by faulting."""
 
 
 # What CUPTI hands over, as its documentation lays it out.
@@ -204,6 +266,8 @@ cdef class Launches:
     cdef Function* functions       # open addressing, by handle
     cdef uint32_t mask, known
     cdef uint64_t flag, done       # device addresses: open gates, finished launches by stream
+    cdef public uint64_t ahead     # launches that the program may submit before their gates open
+    cdef uint64_t side             # stream for what runs in none
     cdef readonly uint64_t impatient       # waits given up
     cdef readonly uint64_t failed_marks    # completions that could not be asked for
     cdef readonly uint64_t no_parameters   # launches whose parameters the driver would not tell
@@ -213,6 +277,7 @@ cdef class Launches:
     def __cinit__(self, Feed feed not None):
         self.feed = feed
         pthread_mutex_init(&self.lock, NULL)
+        self.ahead = RUN_AHEAD
         self.mask = 4095
         self.functions = <Function*>calloc(self.mask + 1, sizeof(Function))
         if self.functions == NULL:
@@ -227,6 +292,10 @@ cdef class Launches:
     def forget_host_words(self):
         """Stop looking at the completions on the host."""
         self.feed.done = self.feed.nothing
+
+    def use_side_stream(self, uint64_t stream):
+        """Set a stream that is the session's own."""
+        self.side = stream
 
     def time_callbacks(self, bint on):
         """Measure the callback's own time, for benchmarks."""
@@ -267,6 +336,8 @@ cdef class Launches:
         cdef cydriver.CUfunction function = <cydriver.CUfunction>handle
         memset(&f, 0, sizeof(f))
         f.handle = handle
+        # No other thread's launch may come in between, to wait for its memory behind the loading.
+        self.feed.block(1)
         self.settle()
         # A handle may be a CUkernel, which only some calls take.
         library = cydriver.cuFuncGetName(&name, function) != cydriver.CUDA_SUCCESS
@@ -278,6 +349,7 @@ cdef class Launches:
                 function = NULL
         if function != NULL:
             cydriver.cuFuncLoad(function)
+        self.feed.block(-1)
         f.name = hash_bytes(name, strlen(name)) if name != NULL else <uint64_t>handle
         while f.count < 1024:
             if library:
@@ -308,6 +380,18 @@ cdef class Launches:
         pthread_mutex_unlock(&self.lock)
         return f
 
+    cdef bint knows(self, void* handle) noexcept nogil:
+        # Whether a function was learnt, and so loaded.
+        cdef uint32_t place
+        cdef bint known
+        pthread_mutex_lock(&self.lock)
+        place = <uint32_t>((<uint64_t>handle * <uint64_t>0x9E3779B97F4A7C15) >> 40) & self.mask
+        while self.functions[place].handle != NULL and self.functions[place].handle != handle:
+            place = (place + 1) & self.mask
+        known = self.functions[place].handle != NULL
+        pthread_mutex_unlock(&self.lock)
+        return known
+
     cdef uint32_t note_name(self, const char* name) noexcept nogil:
         cdef char* copy = strdup(name)
         cdef uint32_t number = UNNAMED
@@ -330,7 +414,7 @@ cdef class Launches:
     cdef void hold_back(self) noexcept nogil:
         # The driver's queue must not fill up behind a closed gate.
         cdef uint64_t submitted = deepum_load(&self.feed.submitted)
-        if submitted > RUN_AHEAD and not self.feed.wait_open(submitted - RUN_AHEAD):
+        if submitted > self.ahead and not self.feed.wait_open(submitted - self.ahead):
             deepum_add(&self.impatient, 1)
 
 
@@ -369,6 +453,22 @@ cdef inline uint32_t scan(
     return count
 
 
+cdef uint32_t scan_further(
+    uint32_t id, const uint64_t* words, uint64_t low, uint64_t span, uint64_t* pointers
+) noexcept nogil:
+    # What the parameters of a further call point to.
+    cdef Further* f = &_further[id]
+    cdef uint32_t count = 0
+    if f.form == FORM_STRUCT:
+        return scan(<const char*>words[0], f.bytes, low, span, pointers, 0)
+    if f.form == FORM_BATCH:
+        count = scan(<const char*>words[0], 8 * words[3], low, span, pointers, 0)
+        return scan(<const char*>words[1], 8 * words[3], low, span, pointers, count)
+    if f.form == FORM_LIST:
+        return scan(<const char*>words[1], 8 * f.bytes * words[0], low, span, pointers, 0)
+    return scan(<const char*>words, f.bytes, low, span, pointers, 0)
+
+
 cdef void enter_launch(uint32_t id, const CallData* data) noexcept nogil:
     cdef const void* p = data.parameters
     cdef void* handle = NULL
@@ -384,14 +484,32 @@ cdef void enter_launch(uint32_t id, const CallData* data) noexcept nogil:
     cdef uint64_t low = _launches.feed.map.low
     cdef uint64_t span = _launches.feed.map.high - low
     cdef uint64_t exec_id, seq, kernel
-    cdef bint waits = False, per_thread = False
+    cdef bint waits = False, per_thread = False, captured = False
+    cdef bint graph = id in (GRAPH_LAUNCH, GRAPH_LAUNCH_PTSZ)
+    cdef const Further* further = NULL
     cdef Function f
     cdef const char* buffer = NULL
     cdef size_t size = 0
     cdef cydriver.CUstreamCaptureStatus status
     if _launches.feed.map.high == 0:
         span = 0
-    if id in (LAUNCH_KERNEL, LAUNCH_KERNEL_PTSZ):
+    if id < FURTHER and _further[id].form != FORM_NONE:
+        further = &_further[id]
+        if further.form == FORM_FUNCTION:
+            handle = (<void**>p)[further.bytes]
+            if (handle != NULL and not _launches.knows(handle)
+                    and not deepum_load32(&_launches.feed.free_run)):
+                _launches.learn(handle)
+            return
+        count = scan_further(id, <const uint64_t*>p, low, span, pointers)
+        if not count:
+            return
+        if further.form == FORM_QUERY:
+            stream = <void*>_launches.side
+        elif further.stream:
+            stream = (<void**>p)[further.stream]
+        waits = True
+    elif id in (LAUNCH_KERNEL, LAUNCH_KERNEL_PTSZ):
         handle = (<const LaunchKernel*>p).function
         stream = (<const LaunchKernel*>p).stream
         shape = (<LaunchKernel*>p).grid
@@ -441,8 +559,15 @@ cdef void enter_launch(uint32_t id, const CallData* data) noexcept nogil:
         # What is captured does not run now.
         if (cydriver.cuStreamIsCapturing(<cydriver.CUstream>stream, &status)
                 == cydriver.CUDA_SUCCESS and status != cydriver.CU_STREAM_CAPTURE_STATUS_NONE):
-            return
-    if handle != NULL:
+            if not _launches.feed.exact:
+                return
+            captured = True
+    if further != NULL:
+        exec_id = id
+        for i in range(count):
+            exec_id = mix(exec_id, pointers[i])
+        kernel = <uint64_t>MEMCPY << 32 | <uint32_t>exec_id
+    elif handle != NULL:
         f = _launches.look_up(handle)
         exec_id = f.name
         for i in range(7):
@@ -463,7 +588,7 @@ cdef void enter_launch(uint32_t id, const CallData* data) noexcept nogil:
                 count = scan(buffer, size, low, span, pointers, count)
         for i in range(count):
             exec_id = mix(exec_id, pointers[i])
-    elif id in (GRAPH_LAUNCH, GRAPH_LAUNCH_PTSZ):
+    elif graph:
         exec_id = mix(id, <uint64_t>(<const GraphLaunch*>p).graph)
         kernel = <uint64_t>GRAPH << 32 | <uint32_t>exec_id
     elif fill != NULL:
@@ -476,11 +601,20 @@ cdef void enter_launch(uint32_t id, const CallData* data) noexcept nogil:
         kernel = <uint64_t>MEMCPY << 32 | <uint32_t>exec_id
         for i in range(count):
             exec_id = mix(exec_id, pointers[i])
+    if captured:
+        _launches.feed.capture(pointers, count)
+        return
     if deepum_load32(&_launches.feed.gating):
         _launches.hold_back()
-    seq = _launches.feed.launch(<uint64_t>stream, exec_id, kernel, pointers, count, &slot)
+    seq = _launches.feed.launch(<uint64_t>stream, exec_id, kernel, pointers, count, &slot, graph)
+    while not seq and _launches.feed.exact and deepum_load32(&_launches.feed.gating):
+        deepum_sleep(20000)        # it must not go untold
+        seq = _launches.feed.launch(
+            <uint64_t>stream, exec_id, kernel, pointers, count, &slot, graph)
     if not seq:
         return
+    if _launches.feed.exact and not graph and handle == NULL:
+        waits = True               # the driver checks on the host that the memory is there
     data.kept[0] = seq << 10 | slot
     if not deepum_load32(&_launches.feed.gating):
         return
@@ -488,9 +622,10 @@ cdef void enter_launch(uint32_t id, const CallData* data) noexcept nogil:
         if count and not _launches.feed.wait_open(seq):
             deepum_add(&_launches.impatient, 1)
     elif deepum_load(&_launches.feed.opened) < seq:
-        cydriver.cuStreamWaitValue32(
-            <cydriver.CUstream>stream, <cydriver.CUdeviceptr>_launches.flag, <uint32_t>seq,
-            cydriver.CU_STREAM_WAIT_VALUE_GEQ)
+        if cydriver.cuStreamWaitValue32(
+                <cydriver.CUstream>stream, <cydriver.CUdeviceptr>_launches.flag, <uint32_t>seq,
+                cydriver.CU_STREAM_WAIT_VALUE_GEQ) and _launches.feed.exact:
+            _launches.feed.wait_open(seq)      # then it is this thread that waits
 
 
 cdef void leave_launch(uint32_t id, const CallData* data) noexcept nogil:
@@ -502,9 +637,27 @@ cdef void leave_launch(uint32_t id, const CallData* data) noexcept nogil:
     if cydriver.cuStreamWriteValue32(
             <cydriver.CUstream>_launches.feed.streams[slot].handle,
             <cydriver.CUdeviceptr>(_launches.done + 4 * slot), <uint32_t>seq, 0):
+        if _launches.feed.exact and not cydriver.cuStreamSynchronize(
+                <cydriver.CUstream>_launches.feed.streams[slot].handle):
+            deepum_store32(&_launches.feed.done[slot], <uint32_t>seq)
+            return
         # Its completion will never be seen: follow none.
         deepum_add(&_launches.failed_marks, 1)
         deepum_store32(&_launches.feed.blind, 1)
+
+
+cdef void before_blocking(const CallData* data) noexcept nogil:
+    data.kept[0] = 0
+    if _launches.feed.exact:
+        _launches.feed.block(1)
+        data.kept[0] = 1
+    _launches.settle()
+
+
+cdef void after_blocking(const CallData* data) noexcept nogil:
+    if data.kept[0]:
+        data.kept[0] = 0
+        _launches.feed.block(-1)
 
 
 cdef void callback(void* user, int domain, uint32_t id, const CallData* data) noexcept nogil:
@@ -526,9 +679,16 @@ cdef void callback(void* user, int domain, uint32_t id, const CallData* data) no
     elif id in (MODULE_LOAD, MODULE_LOAD_EX, LIBRARY_LOAD, MEM_ALLOC, MEM_FREE, HOST_ALLOC,
                 HOST_FREE, CONTEXT_SYNC, MODULE_UNLOAD, LIBRARY_UNLOAD):
         if data.site == API_ENTER:
-            _launches.settle()
+            before_blocking(data)
             if id in (MODULE_UNLOAD, LIBRARY_UNLOAD):
                 _launches.forget_functions()
+        else:
+            after_blocking(data)
+    elif id < FURTHER and _further[id].form == FORM_BLOCKING:
+        if data.site == API_ENTER:
+            before_blocking(data)
+        else:
+            after_blocking(data)
     elif data.site == API_ENTER:
         data.kept[0] = 0
         enter_launch(id, data)

@@ -2,7 +2,7 @@
 # cython: language_level=3
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from deepum._core.memory_map cimport MemoryMap, Row
+from deepum._core.memory_map cimport MemoryMap, PtBlock, Row
 from deepum._core.records cimport deepum_event
 
 cdef extern from "atomics.h" nogil:
@@ -67,14 +67,27 @@ cdef class Feed:
     cdef uint32_t* nothing         # what `done` is while no device writes there
     cdef uint32_t* done            # per stream: low half of its last finished launch
     cdef uint32_t blind            # completion cannot be followed: take launches as finished
+    # For memory that is not there unless it was brought: every launch has a gate, none is opened
+    # for lack of patience, and none goes untold.
+    cdef uint32_t exact
+    cdef uint32_t free_run         # all there is is on the device: gates are open as they are made
+    cdef uint64_t held_from        # launches up to this one were made while that was so
+    cdef uint32_t blocking         # calls under way that no launch may come behind
+    cdef uint32_t chunk            # blocks that move as one; 0: each by itself
+    cdef uint32_t orphaned         # this process is a child: the memory is its parent's
+    cdef PtBlock* captured         # what launches of captured graphs name
+    cdef uint32_t captured_count, captured_capacity
     cdef Segment* segments         # managed memory
     cdef uint32_t segment_count, segment_capacity
 
     cdef bint put(self, Ring* ring, const deepum_event* event, uint64_t spare) noexcept nogil
     cdef uint64_t launch(
         self, uint64_t stream, uint64_t exec_id, uint64_t kernel, const uint64_t* pointers,
-        uint32_t count, uint32_t* slot
+        uint32_t count, uint32_t* slot, bint graph=*
     ) noexcept nogil
+    cdef void capture(self, const uint64_t* pointers, uint32_t count) noexcept nogil
+    cdef void block(self, int more) noexcept nogil
+    cdef bint let_run(self) noexcept nogil
     cdef uint32_t find_stream(self, uint64_t handle) noexcept nogil
     cdef void say(
         self, uint32_t kind, uint64_t address, uint64_t size, uint8_t flags=*

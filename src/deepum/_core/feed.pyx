@@ -25,6 +25,7 @@ cdef extern from "atomics.h" nogil:
 cdef uint32_t RING_EVENTS = 1 << 17
 cdef uint32_t FAULT_EVENTS = 1 << 16
 cdef uint64_t PATIENCE = 5_000_000_000     # ns without a gate opening: the conductor's is less
+cdef uint64_t EXACT_PATIENCE = 90_000_000_000
 
 
 cdef int enter_driver() noexcept nogil:
@@ -65,6 +66,7 @@ cdef class Feed:
         free(self.ring.events)
         free(self.faults.events)
         free(self.segments)
+        free(self.captured)
         free(self.nothing)
         pthread_mutex_destroy(&self.lock)
 
@@ -79,7 +81,7 @@ cdef class Feed:
 
     cdef uint64_t launch(
         self, uint64_t stream, uint64_t exec_id, uint64_t kernel, const uint64_t* pointers,
-        uint32_t count, uint32_t* slot
+        uint32_t count, uint32_t* slot, bint graph=False
     ) noexcept nogil:
         # A kernel is about to be submitted; its arguments point to these addresses. Returns its
         # number, 0 if nobody is told of it, and the place that its completion is reported in.
@@ -88,13 +90,17 @@ cdef class Feed:
         cdef PtBlock block, last
         cdef uint64_t seq = 0
         cdef uint32_t i, told = 0
+        cdef uint32_t more = 0
         cdef Stream* s
         pthread_mutex_lock(&self.lock)
+        if graph and self.exact:
+            more = self.captured_count
         i = self.find_stream(stream)
-        if (i == STREAMS or self.ring.tail - deepum_load(&self.ring.head) + count + 1
+        if (i == STREAMS or self.blocking and self.exact
+                or self.ring.tail - deepum_load(&self.ring.head) + count + more + 1
                 > self.ring.mask - (self.ring.mask >> 2)
                 or self.streams[i].tail - deepum_load(&self.streams[i].head) == OUTSTANDING):
-            self.unseen += 1
+            self.unseen += not self.exact or not self.attached
             pthread_mutex_unlock(&self.lock)
             return 0
         slot[0] = i
@@ -111,7 +117,13 @@ cdef class Feed:
             event.bytes = block.size
             self.put(&self.ring, &event, 0)
             told += 1
+        for i in range(more):      # what a graph uses is not in its arguments
+            event.address = self.captured[i].start
+            event.bytes = self.captured[i].size
+            self.put(&self.ring, &event, 0)
         seq = self.submitted + 1
+        if self.free_run:
+            deepum_store(&self.opened, seq)
         # Entered before it counts, so that the listener never takes it for finished.
         s.launches[s.tail % OUTSTANDING] = seq
         deepum_store(&s.tail, s.tail + 1)
@@ -143,6 +155,50 @@ cdef class Feed:
         deepum_store32(&self.done[i], <uint32_t>self.submitted)
         deepum_store32(&self.stream_count, i + 1)
         return i
+
+    cdef void capture(self, const uint64_t* pointers, uint32_t count) noexcept nogil:
+        # A launch is captured into a graph. What it names is taken as named by every graph.
+        cdef PtBlock block
+        cdef uint32_t i, k, capacity
+        cdef void* memory
+        pthread_mutex_lock(&self.lock)
+        for i in range(count):
+            block = self.map.find(pointers[i])
+            k = 0
+            while k < self.captured_count and self.captured[k].start != block.start:
+                k += 1
+            if block.size == 0 or k < self.captured_count:
+                if block.size and self.captured[k].size < block.size:
+                    self.captured[k].size = block.size
+                continue
+            if self.captured_count == self.captured_capacity:
+                capacity = self.captured_capacity * 2 if self.captured_capacity else 64
+                memory = realloc(self.captured, capacity * sizeof(PtBlock))
+                if memory == NULL:
+                    self.lost += 1
+                    break
+                self.captured = <PtBlock*>memory
+                self.captured_capacity = capacity
+            self.captured[self.captured_count] = block
+            self.captured_count += 1
+        pthread_mutex_unlock(&self.lock)
+
+    cdef void block(self, int more) noexcept nogil:
+        # A call that waits for the device, maybe holding what moves need, begins (1) or ends (-1).
+        # A launch that came after it, and waited for its memory, would never run.
+        pthread_mutex_lock(&self.lock)
+        self.blocking += more
+        pthread_mutex_unlock(&self.lock)
+
+    cdef bint let_run(self) noexcept nogil:
+        # All memory is on the device, as far as the listener knows. Whether it knows everything.
+        cdef bint knows
+        pthread_mutex_lock(&self.lock)
+        knows = self.ring.head == self.ring.tail and self.opened == self.submitted
+        if knows:
+            deepum_store32(&self.free_run, 1)
+        pthread_mutex_unlock(&self.lock)
+        return knows
 
     cdef uint64_t finished(self) noexcept nogil:
         # The last launch before which every launch has finished. For the listener alone.
@@ -178,6 +234,8 @@ cdef class Feed:
         event.address = address
         event.bytes = size
         event.flags = flags
+        if kind == DEEPUM_EVENT_MANAGE:
+            event.id = self.chunk
         if not self.put(&self.ring, &event, 0):
             self.lost += 1
 
@@ -200,6 +258,10 @@ cdef class Feed:
         self.segments[self.segment_count].size = size
         self.segment_count += 1
         self.managed += size
+        if self.free_run and not resident:
+            # From now on there is memory that is not on the device: launches wait for theirs.
+            self.held_from = self.submitted
+            deepum_store32(&self.free_run, 0)
         self.say(DEEPUM_EVENT_MANAGE, address, size, DEEPUM_MANAGE_RESIDENT if resident else 0)
         pthread_mutex_unlock(&self.lock)
         return 0
@@ -276,22 +338,30 @@ cdef class Feed:
 
     cdef bint wait_open(self, uint64_t seq) noexcept nogil:
         # Wait until the gates up to a launch are open. False if none opened for so long.
-        cdef uint64_t until = deepum_now() + PATIENCE
+        # Where memory is exact, the call that waited is told by the driver what is missing.
+        cdef uint64_t patience = EXACT_PATIENCE if self.exact else PATIENCE
+        cdef uint64_t until = deepum_now() + patience
         cdef uint64_t opened = deepum_load(&self.opened), last = opened
         while opened < seq:
             if not deepum_load32(&self.gating) or not deepum_load32(&self.attached):
                 return True
             if opened != last:
                 last = opened
-                until = deepum_now() + PATIENCE
+                until = deepum_now() + patience
             elif deepum_now() > until:
                 return False
             deepum_sleep(5000)
             opened = deepum_load(&self.opened)
         return True
 
-    def attach(self):
+    def attach(self, uint32_t chunk=0):
         """Begin to tell: first of the memory there is, then of all that happens.
+
+        Parameters
+        ----------
+        chunk : int
+            Where memory is there only once it was brought: the most blocks that move as one. Then
+            every launch has a gate from the start. 0: memory is found by faulting too.
 
         Raises
         ------
@@ -307,7 +377,12 @@ cdef class Feed:
         self.ring.head = self.ring.tail = self.faults.head = self.faults.tail = 0
         self.submitted = self.opened = 0
         self.unseen = self.lost = self.faults_lost = 0
-        self.gating = self.blind = 0
+        self.blind = 0
+        self.chunk = chunk
+        self.exact = self.gating = chunk != 0
+        self.free_run = self.exact and self.segment_count == 0
+        self.held_from = 0
+        self.blocking = 0
         self.stream_count = 0
         self.attached = 1
         for i in range(self.segment_count):
@@ -345,6 +420,7 @@ cdef class Feed:
         if child:
             self.attached = 0
             self.gating = 0
+            self.orphaned = 1
         pthread_mutex_unlock(&self.lock)
 
     @property

@@ -8,11 +8,14 @@ import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from deepum import proofs
 from deepum.errors import BackendError, DeepUMError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
+    from deepum.backends.gpu import GpuBackend
     from deepum.backends.host import HostBackend
 
 NAMES = ("kmod", "uffd")
@@ -20,6 +23,9 @@ NAMES = ("kmod", "uffd")
 
 GPU = "managed"
 """The backend that runs PyTorch on a GPU; ``auto`` prefers it to all others."""
+
+GPUS = (GPU, "vmm")
+"""All that do, by the memory they use."""
 
 
 def unavailable(name: str) -> str:
@@ -48,9 +54,38 @@ def choose(name: str) -> str:
         why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         warnings.warn(f"backend 'auto' simulates only: {why}", stacklevel=3)
         return "sim"
-    if name in (GPU, *NAMES) and (reason := unavailable(name)):
+    if name in (*GPUS, *NAMES) and (reason := unavailable(name)):
         raise BackendError(f"backend {name!r} does not work here: {reason}")
     return name
+
+
+def choose_memory(memory: str, script: Path | None = None) -> str:
+    """Return the backend for a kind of GPU memory.
+
+    ``"auto"`` is ``"vmm"`` for a script that ``deepum doctor --coverage`` found nothing against
+    (the program's own, if None), and ``"managed"`` for all others.
+
+    Raises
+    ------
+    BackendError
+        There is no such memory.
+    """
+    if memory == "auto":
+        return "vmm" if proofs.proved(script) else GPU
+    if memory not in GPUS:
+        raise BackendError(f"no memory named {memory!r}; this version has: {', '.join(GPUS)}, auto")
+    return memory
+
+
+def open_gpu(name: str, policy: Any, **options: Any) -> GpuBackend:
+    """Return a backend of a GPU; options are those of `deepum.backends.gpu.GpuBackend`."""
+    if name == "vmm":
+        from deepum.backends.vmm import VmmBackend
+
+        return VmmBackend(policy, **options)
+    from deepum.backends.managed import ManagedBackend
+
+    return ManagedBackend(policy, **options)
 
 
 def open_backend(name: str, policy: Any, **options: Any) -> HostBackend:

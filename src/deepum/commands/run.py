@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 @click.option("--policy", default="chained", show_default=True, help="Who decides what moves.")
 @click.option("--depth", default=32, show_default=True, help="Prefetch distance, kernels.")
 @click.option("--memory-limit", metavar="SIZE", help="GPU memory to use; what is free by default.")
+@click.option(
+    "--memory",
+    type=click.Choice(["managed", "vmm", "auto"]),
+    default="managed",
+    show_default=True,
+    help="Memory that faults, that is remapped, or what deepum doctor --coverage allows.",
+)
 @click.option("--host-limit", metavar="SIZE", help="Host memory that evicted blocks may take.")
 @click.option(
     "--oversubscribe", is_flag=True, help="Allow more managed memory than the card has free."
@@ -46,6 +53,7 @@ def command(
     policy: str,
     depth: int,
     memory_limit: str | None,
+    memory: str,
     host_limit: str | None,
     oversubscribe: bool,
     trace: str | None,
@@ -57,7 +65,7 @@ def command(
     script: str,
     arguments: tuple[str, ...],
 ) -> None:
-    """Run SCRIPT with its ARGUMENTS; all that PyTorch allocates on the GPU is managed.
+    """Run SCRIPT with its ARGUMENTS; all that PyTorch allocates on the GPU is deepum's.
 
     The script sees its own arguments, standard input and exit status as if it ran alone.
     """
@@ -66,10 +74,11 @@ def command(
     if not module and not Path(script).is_file():
         raise DeepUMError(f"{script}: no such script")
 
-    from deepum.backends.managed import ManagedBackend
+    from deepum.backends.live import choose_memory, open_gpu
 
     options: dict[str, Any] = {} if host_limit is None else {"host_limit": host_limit}
-    backend = ManagedBackend(
+    backend = open_gpu(
+        choose_memory(memory, None if module else Path(script)),
         policy,
         depth=depth,
         memory_limit=memory_limit,

@@ -76,6 +76,8 @@ class Subscription:
         The function's address.
     calls
         Numbers of the driver calls it is told of.
+    further
+        Those of calls that this CUPTI may not know yet.
 
     Raises
     ------
@@ -85,7 +87,9 @@ class Subscription:
         CUPTI is missing or refuses.
     """
 
-    def __init__(self, callback: int, calls: tuple[int, ...]) -> None:
+    def __init__(
+        self, callback: int, calls: tuple[int, ...], further: tuple[int, ...] = ()
+    ) -> None:
         self._library = load()
         self._subscriber = ctypes.c_void_p()
         status = self._library.cuptiSubscribe(
@@ -104,6 +108,9 @@ class Subscription:
                 self.close()
                 why = text(self._library, status)
                 raise BackendError(f"CUPTI does not report driver call {call}: {why}")
+
+        for call in further:
+            self._library.cuptiEnableCallback(1, self._subscriber, _DRIVER_API, call)
 
     def close(self) -> None:
         """End the calls; another profiler may subscribe then."""

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import sys
 import tempfile
 from functools import cache
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepum.errors import DeepUMError
+from deepum.folders import cache_folder
 from deepum.machine import Machine
 
 if TYPE_CHECKING:
@@ -26,20 +26,8 @@ VERSION = 1
 
 
 def default_folder() -> Path:
-    """Return the user's cache folder for simulations.
-
-    ``$XDG_CACHE_HOME/deepum/simulations``, with the usual place of each platform if it is not set.
-    """
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    if named and Path(named).is_absolute():
-        root = Path(named)
-    elif sys.platform == "darwin":
-        root = Path.home() / "Library" / "Caches"
-    elif sys.platform == "win32":
-        root = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    else:
-        root = Path.home() / ".cache"
-    return root / "deepum" / "simulations"
+    """Return the user's cache folder for simulations."""
+    return cache_folder("simulations")
 
 
 def key_of(job: Job) -> str:

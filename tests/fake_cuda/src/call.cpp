@@ -98,6 +98,8 @@ bool exec_step(const char* kind) {
   return !values().lost;
 }
 
+void exec_end(const char* kind) { nap_ns(planned_delay(plan_of((std::string("exec:") + kind + "_end").c_str()))); }
+
 void lose_context(CUresult error) {
   uint64_t none = 0;
   values().lost.compare_exchange_strong(none, uint64_t(error));

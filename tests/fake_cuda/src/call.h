@@ -58,6 +58,7 @@ void lose_context(CUresult error);
 
 // Work done by a stream's thread: counted and delayed as "exec:<kind>". A planned failure loses the context; false then.
 bool exec_step(const char* kind);
+void exec_end(const char* kind);  // ... and delayed as "exec:<kind>_end" before it ends
 
 void mark_initialized();  // cuInit succeeded
 

@@ -36,6 +36,9 @@ int attribute(int number) {
     case 75: return 9;                                     // compute capability
     case 76: return 0;
     case 89: return int(v.concurrent_managed);
+    case 102: return int(v.vmm);
+    case 134: return 0;  // the host node nearest to the device
+    case 141: return int(v.vmm && v.host_vmm);
     case 92: case 93: case 94: case 122: case 123: return 1;  // stream memory operations
     default: return 0;
   }

@@ -97,6 +97,7 @@ void fake_reset(void) {
   FAKE_COUNTERS(X)
 #undef X
   v.peak_resident_bytes = v.resident_bytes.load();
+  v.peak_frame_bytes = v.frame_bytes.load();
   reset_plans();
   forget_faults();
 }

@@ -6,6 +6,7 @@
 
 #include "call.h"
 #include "fake.h"
+#include "frames.h"
 #include "memory.h"
 #include "streams.h"
 
@@ -18,12 +19,23 @@ Side side_of(uint64_t address, bool* pageable) {
   Allocation found;
   *pageable = !find_allocation(address, &found);
   if (*pageable) return Side::unknown;
+  if (found.mapping) return found.mapping->frame->on_host ? Side::host : Side::device;
   return found.kind == Kind::pinned || found.kind == Kind::registered ? Side::host : Side::device;
 }
 
-bool touch_if_device(uint64_t address, uint64_t size, int access) {
-  bool pageable;
-  return side_of(address, &pageable) != Side::device || touch(address, size, access);
+// All of the range is memory. Beyond its ends this looks only where addresses are reserved.
+bool is_memory(uint64_t address, uint64_t size, int access) {
+  Allocation found;
+  if (!find_allocation(address, &found)) return false;
+  return found.mapping ? usable(address, size, access) : address + size <= found.end();
+}
+
+// Of pinned memory nothing is kept; a frame on the host is mapped like any other.
+bool touch_known(uint64_t address, uint64_t size, int access) {
+  Allocation found{};
+  bool known = find_allocation(address, &found);
+  if (!known && usable(address, size, access)) return true;  // pageable; and what was unmapped since the call is not
+  return found.kind == Kind::pinned || found.kind == Kind::registered || touch(address, size, access);
 }
 
 void count(Side from, Side to, uint64_t size) {
@@ -42,6 +54,7 @@ CUresult copy(uint64_t to, Side wanted_to, uint64_t from, Side wanted_from, uint
   bool pageable_to, pageable_from;
   Side to_side = side_of(to, &pageable_to), from_side = side_of(from, &pageable_from);
   if ((wanted_to == Side::device && pageable_to) || (wanted_from == Side::device && pageable_from)) return kInvalidValue;
+  if (!usable(to, size, FAKE_WRITE) || !usable(from, size, FAKE_READ)) return kInvalidValue;
   auto target = stream_of(stream);
   if (!target) return kInvalidHandle;
   bool recorded = target->capturing() != nullptr;
@@ -51,7 +64,7 @@ CUresult copy(uint64_t to, Side wanted_to, uint64_t from, Side wanted_from, uint
     staged = std::make_shared<std::vector<char>>(bytes, bytes + size);
   }
   CUresult result = submit(target, "copy", [=] {
-    if (!touch_if_device(from, size, FAKE_READ) || !touch_if_device(to, size, FAKE_WRITE)) return;
+    if (!touch_known(from, size, FAKE_READ) || !touch_known(to, size, FAKE_WRITE)) return;
     memmove(reinterpret_cast<void*>(to), staged ? staged->data() : reinterpret_cast<const void*>(from), size);
     count(pageable_from ? Side::host : from_side, pageable_to ? Side::host : to_side, size);
   });
@@ -62,12 +75,11 @@ CUresult copy(uint64_t to, Side wanted_to, uint64_t from, Side wanted_from, uint
 template <class Word>
 CUresult fill(uint64_t to, Word value, uint64_t count, CUstream stream, bool wait) {
   if (!count) return kSuccess;
-  Allocation found;
-  if (to % sizeof(Word) || !find_allocation(to, &found) || to + count * sizeof(Word) > found.end()) return kInvalidValue;
+  if (to % sizeof(Word) || !is_memory(to, count * sizeof(Word), FAKE_WRITE)) return kInvalidValue;
   auto target = stream_of(stream);
   if (!target) return kInvalidHandle;
   CUresult result = submit(target, "fill", [=] {
-    if (!touch_if_device(to, count * sizeof(Word), FAKE_WRITE)) return;
+    if (!touch_known(to, count * sizeof(Word), FAKE_WRITE)) return;
     std::fill_n(reinterpret_cast<Word*>(to), count, value);
   });
   return result || !wait ? result : wait_for(target);

@@ -8,6 +8,7 @@
 
 #include "call.h"
 #include "fake.h"
+#include "frames.h"
 #include "pages.h"
 
 namespace {
@@ -93,7 +94,8 @@ bool touch(uint64_t address, uint64_t size, int access) {
     {
       std::lock_guard<std::mutex> hold(memory_lock());
       Allocation* a = holding(address);
-      if (!a) {
+      if (!a || !use(*a, access)) {
+        values().illegal_touches++;
         lose_context(kIllegalAddress);
         return false;
       }

@@ -44,6 +44,14 @@ CUresult cuModuleGetFunction(CUfunction*, CUmodule, const char*);
 CUresult cuMemcpyDtoHAsync_v2(void*, CUdeviceptr, size_t, CUstream);
 CUresult cuMemHostAlloc(void**, size_t, unsigned);
 CUresult cuMemFreeHost(void*);
+CUresult cuMemAddressReserve(CUdeviceptr*, size_t, size_t, CUdeviceptr, unsigned long long);
+CUresult cuMemAddressFree(CUdeviceptr, size_t);
+CUresult cuMemCreate(uint64_t*, size_t, const void*, unsigned long long);
+CUresult cuMemRelease(uint64_t);
+CUresult cuMemMap(CUdeviceptr, size_t, size_t, uint64_t, unsigned long long);
+CUresult cuMemUnmap(CUdeviceptr, size_t);
+CUresult cuMemSetAccess(CUdeviceptr, size_t, const void*, size_t);
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr, const void*, size_t, CUstream);
 CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void**,
                         void**);
 int cuptiSubscribe(void**, void (*)(void*, uint32_t, uint32_t, const void*), void*);
@@ -138,6 +146,54 @@ void worker(uint32_t rounds) {
   MUST(cuStreamDestroy_v2(moves));
 }
 
+// One range of addresses, whose content goes out through an alias of its frame and comes back in another one.
+void remapper(uint32_t rounds) {
+  constexpr size_t kSize = 2u << 20;
+  struct { int type, handles; CUmemLocation place; void* none; uint64_t flags; } wanted{1, 0, kDevice, nullptr, 0};
+  struct { CUmemLocation place; int flags; } access{kDevice, 3};
+  MUST(cuCtxSetCurrent(context));
+  CUstream stream;
+  CUdeviceptr base, sum;
+  uint64_t frames[2];
+  void* host;
+  MUST(cuStreamCreate(&stream, 1));
+  MUST(cuMemHostAlloc(&host, kSize, 0));
+  MUST(cuMemAddressReserve(&base, 3 * kSize, 0, 0, 0));
+  auto map = [&](CUdeviceptr at, uint64_t frame) {
+    MUST(cuMemMap(at, kSize, 0, frame, 0));
+    MUST(cuMemSetAccess(at, kSize, &access, 1));
+  };
+  for (int i = 0; i < 2; i++) {
+    MUST(cuMemCreate(&frames[i], kSize, &wanted, 0));
+    map(base + (i + 1) * kSize, frames[i]);
+  }
+  map(base, frames[0]);
+  fill(stream, base, 1);
+  for (uint32_t i = 0; i < rounds; i++) {
+    MUST(cuStreamSynchronize(stream));
+    MUST(cuMemUnmap(base, kSize));
+    MUST(cuMemcpyDtoHAsync_v2(host, base + (1 + i % 2) * kSize, kSize, stream));
+    MUST(cuMemcpyHtoDAsync_v2(base + (2 - i % 2) * kSize, host, kSize, stream));
+    MUST(cuStreamSynchronize(stream));
+    map(base, frames[(i + 1) % 2]);
+    launch("axpy", stream, base, base, kWords, 1);
+  }
+  MUST(cuMemAllocManaged(&sum, 8, 1));
+  launch("reduce", stream, sum, base, kWords, 0);
+  MUST(cuMemcpyDtoHAsync_v2(host, sum, 8, stream));
+  MUST(cuStreamSynchronize(stream));
+  if (*static_cast<uint64_t*>(host) != kWords << rounds) {
+    fprintf(stderr, "sum through remaps is %llu\n", static_cast<unsigned long long>(*static_cast<uint64_t*>(host)));
+    exit(1);
+  }
+  MUST(cuMemUnmap(base, 3 * kSize));
+  for (uint64_t frame : frames) MUST(cuMemRelease(frame));
+  MUST(cuMemAddressFree(base, 3 * kSize));
+  MUST(cuMemFree_v2(sum));
+  MUST(cuMemFreeHost(host));
+  MUST(cuStreamDestroy_v2(stream));
+}
+
 // Mistakes that a sanitizer must see: a discard beside a kernel that writes, an argument that is too short.
 void race() {
   CUstream one, two;
@@ -165,7 +221,7 @@ void overrun() {
 }  // namespace
 
 int main(int count, char** args) {
-  fake_set("memory_bytes", 6 << 20);  // less than the workers need
+  fake_set("memory_bytes", 14 << 20);  // less than the workers need
   fake_set("queue_entries", 8);
   fake_delay("exec:prefetch", 0, 200000);
   MUST(cuInit(0));
@@ -187,6 +243,7 @@ int main(int count, char** args) {
   });
   std::vector<std::thread> workers;
   for (uint32_t i = 0; i < 3; i++) workers.emplace_back(worker, 20 + i);
+  for (uint32_t i = 0; i < 2; i++) workers.emplace_back(remapper, 10 + i);
   for (auto& one : workers) one.join();
   done = true;
   reader.join();
@@ -194,8 +251,10 @@ int main(int count, char** args) {
   MUST(cuCtxSynchronize());
   MUST(cuModuleUnload(module));
   MUST(cuDevicePrimaryCtxRelease_v2(0));
-  uint64_t left = 0;
+  uint64_t left = 0, frames = 0;
   fake_get("allocations", &left);
+  fake_get("frames", &frames);
+  left += frames;
   if (left || !faults || !seen) return fprintf(stderr, "left %d, faults %d, seen %d\n", int(left), int(faults), int(seen)), 1;
   puts("ok");
   return 0;

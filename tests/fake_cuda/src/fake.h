@@ -60,6 +60,9 @@ int fake_where(uint64_t address, int* discarded);
 /* Bytes of [address, address + size) on the device. */
 uint64_t fake_resident(uint64_t address, uint64_t size);
 
+/* Access of the device to the mapping at an address: 0 none, 1 to read, 3 to read and write; -1 where nothing is mapped. */
+int fake_access(uint64_t address);
+
 /* For kernels: the range is about to be read or written by the device. 0 if it is not memory; the context is lost then. */
 int fake_touch(uint64_t address, uint64_t size, int access);
 

@@ -40,6 +40,15 @@
   X(cuMemHostRegister, 6050, cuMemHostRegister_v2)                       \
   X(cuMemHostUnregister, 4000, cuMemHostUnregister)                      \
   X(cuMemHostGetDevicePointer, 3020, cuMemHostGetDevicePointer_v2)       \
+  X(cuMemAddressReserve, 10020, cuMemAddressReserve)                     \
+  X(cuMemAddressFree, 10020, cuMemAddressFree)                           \
+  X(cuMemCreate, 10020, cuMemCreate)                                     \
+  X(cuMemRelease, 10020, cuMemRelease)                                   \
+  X(cuMemMap, 10020, cuMemMap)                                           \
+  X(cuMemUnmap, 10020, cuMemUnmap)                                       \
+  X(cuMemSetAccess, 10020, cuMemSetAccess)                               \
+  X(cuMemGetAccess, 10020, cuMemGetAccess)                               \
+  X(cuMemGetAllocationGranularity, 10020, cuMemGetAllocationGranularity) \
   X(cuMemGetAddressRange, 3020, cuMemGetAddressRange_v2)                 \
   X(cuPointerGetAttribute, 4000, cuPointerGetAttribute)                  \
   X(cuPointerGetAttributes, 7000, cuPointerGetAttributes)                \

@@ -32,10 +32,26 @@ namespace {
 
 uint64_t round_up(uint64_t size, uint64_t unit) { return (size + unit - 1) / unit * unit; }
 
-// Addresses aligned as asked, and zeros.
-uint64_t map_memory(uint64_t size, uint64_t align) {
+std::atomic<uint64_t>& bytes_of(Kind kind) {
+  Values& v = values();
+  return kind == Kind::device ? v.device_bytes : kind == Kind::managed ? v.managed_bytes : v.pinned_bytes;
+}
+
+Allocation& insert(Kind kind, uint64_t base, uint64_t size) {
+  values().allocations++;
+  return allocations().emplace(base, Allocation{base, size, kind, new_id(), 4096, {}, {}, {}}).first->second;
+}
+
+}  // namespace
+
+uint64_t new_id() {
+  static uint64_t next = 1;
+  return next++;
+}
+
+uint64_t map_memory(uint64_t size, uint64_t align, int protection) {
   uint64_t length = round_up(size, 4096) + align;
-  void* got = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* got = mmap(nullptr, length, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (got == MAP_FAILED) return 0;
   uint64_t start = reinterpret_cast<uint64_t>(got), base = round_up(start, align);
   uint64_t end = base + round_up(size, 4096);
@@ -46,21 +62,8 @@ uint64_t map_memory(uint64_t size, uint64_t align) {
 
 bool host_has_room(uint64_t size) {
   Values& v = values();
-  return v.managed_bytes + v.pinned_bytes + size <= v.host_bytes;
+  return v.managed_bytes + v.pinned_bytes + v.host_frame_bytes + size <= v.host_bytes;
 }
-
-std::atomic<uint64_t>& bytes_of(Kind kind) {
-  Values& v = values();
-  return kind == Kind::device ? v.device_bytes : kind == Kind::managed ? v.managed_bytes : v.pinned_bytes;
-}
-
-Allocation& insert(Kind kind, uint64_t base, uint64_t size) {
-  static uint64_t next_id = 1;
-  values().allocations++;
-  return allocations().emplace(base, Allocation{base, size, kind, next_id++, 4096, {}, {}}).first->second;
-}
-
-}  // namespace
 
 CUresult allocate(Kind kind, uint64_t size, uint64_t* base) {
   Values& v = values();
@@ -68,7 +71,7 @@ CUresult allocate(Kind kind, uint64_t size, uint64_t* base) {
   std::lock_guard<std::mutex> hold(memory_lock());
   if (kind == Kind::device ? !make_room(size, ~0ull) : !host_has_room(size)) return kOutOfMemory;
   uint64_t align = kind == Kind::managed ? v.managed_align.load() : 4096;
-  if (!(*base = map_memory(size, align))) return kOutOfMemory;
+  if (!(*base = map_memory(size, align, PROT_READ | PROT_WRITE))) return kOutOfMemory;
   Allocation& made = insert(kind, *base, size);
   if (kind == Kind::managed) {
     made.page_bytes = v.page_bytes;
@@ -108,7 +111,7 @@ CUresult register_host(uint64_t base, uint64_t size) {
 bool find_allocation(uint64_t address, Allocation* found) {
   std::lock_guard<std::mutex> hold(memory_lock());
   Allocation* at = holding(address);
-  if (at) *found = {at->base, at->size, at->kind, at->id, at->page_bytes, {}, {}};
+  if (at) *found = {at->base, at->size, at->kind, at->id, at->page_bytes, {}, {}, at->mapping};
   return at;
 }
 

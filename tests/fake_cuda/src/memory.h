@@ -4,13 +4,16 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "abi.h"
 
 constexpr uint64_t kBlock = 2u << 20;
 
-enum class Kind : uint8_t { device, pinned, registered, managed };
+enum class Kind : uint8_t { device, pinned, registered, managed, mapped };
+
+struct Mapping;
 
 enum PageFlags : uint8_t {
   kWhere = 3,  // mask: FAKE_NOWHERE, FAKE_HOST, FAKE_DEVICE
@@ -28,6 +31,7 @@ struct Allocation {
   uint64_t page_bytes;         // of managed memory
   std::vector<uint8_t> pages;  // PageFlags
   std::vector<int8_t> sent;    // last prefetched to: a device, -1 the host, -2 nowhere
+  std::shared_ptr<Mapping> mapping;  // of a frame, if this is one: frames.h
   uint64_t end() const { return base + size; }
 };
 

@@ -26,7 +26,7 @@ extern "C" {
 CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
   return call("cuMemGetInfo_v2", 242, 0, [&] {
     Values& v = values();
-    uint64_t used = v.other_bytes + v.device_bytes + v.resident_bytes;
+    uint64_t used = v.other_bytes + v.device_bytes + v.frame_bytes + v.resident_bytes;
     *total = v.memory_bytes;
     *free = used < v.memory_bytes ? v.memory_bytes - used : 0;
     return kSuccess;

@@ -69,7 +69,7 @@ void refresh_block(uint64_t block) {
 
 bool make_room(uint64_t size, uint64_t keep) {
   Values& v = values();
-  while (v.other_bytes + v.device_bytes + v.resident_bytes + size > v.memory_bytes) {
+  while (v.other_bytes + v.device_bytes + v.frame_bytes + v.resident_bytes + size > v.memory_bytes) {
     auto victim = order().begin();
     if (victim != order().end() && victim->second == keep) ++victim;
     if (victim == order().end()) return false;

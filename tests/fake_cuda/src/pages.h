@@ -11,6 +11,11 @@
 std::mutex& memory_lock();
 std::map<uint64_t, Allocation>& allocations();
 Allocation* holding(uint64_t address);
+uint64_t new_id();
+
+// Addresses aligned as asked, and zeros; 0 if there are none.
+uint64_t map_memory(uint64_t size, uint64_t align, int protection);
+bool host_has_room(uint64_t size);
 
 // Makes the device have `size` bytes free, evicting the least recently moved blocks but `keep`; false if it cannot.
 bool make_room(uint64_t size, uint64_t keep);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "call.h"
 #include "context.h"
+#include "frames.h"
 #include "memory.h"
 
 namespace {
@@ -16,12 +17,12 @@ CUresult put(void* data, T value) {
 
 // Of memory that the driver knows; or of any other, for the call that asks for several.
 CUresult attribute(void* data, int which, uint64_t address, bool known, const Allocation& a) {
-  bool on_host = a.kind == Kind::pinned || a.kind == Kind::registered;
+  bool on_host = a.kind == Kind::pinned || a.kind == Kind::registered || (a.mapping && a.mapping->frame->on_host);
   switch (which) {
     case kContext: return put<CUcontext>(data, known ? current_context() : nullptr);
     case kMemoryType: return put<unsigned>(data, !known ? 0 : on_host ? 1 : 2);  // managed memory counts as the device's
     case kDevicePointer: return put<uint64_t>(data, known ? address : 0);
-    case kHostPointer: return put<uint64_t>(data, known && a.kind != Kind::device ? address : 0);
+    case kHostPointer: return put<uint64_t>(data, known && a.kind != Kind::device && (a.kind != Kind::mapped || on_host) ? address : 0);
     case kSyncMemops: return put<bool>(data, false);
     case kBufferId: return put<uint64_t>(data, known ? a.id : 0);
     case kIsManaged: return put<bool>(data, known && a.kind == Kind::managed);

@@ -4,6 +4,7 @@
 #include <atomic>
 
 #include "call.h"
+#include "frames.h"
 
 namespace {
 
@@ -66,10 +67,12 @@ std::vector<std::pair<std::shared_ptr<Stream>, uint64_t>> earlier(const std::sha
 }  // namespace
 
 void run(const Item& item) {
-  if (!item.kind)
-    item.work();
-  else if (!values().lost && exec_step(item.kind))
-    item.work();
+  if (!item.kind) return item.work();
+  if (values().lost || !exec_step(item.kind)) return;
+  begin_uses();
+  item.work();
+  exec_end(item.kind);
+  end_uses();
 }
 
 void Stream::wait_until(uint64_t ticket) {

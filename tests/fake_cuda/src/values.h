@@ -16,6 +16,8 @@
   X(concurrent_managed, 1)         /* 0: as WSL and Windows have it */                   \
   X(devices, 1)                    /* 0 or 1 */                                          \
   X(driver_version, 13000)                                                               \
+  X(vmm, 1)                        /* 0: no virtual memory management */                 \
+  X(host_vmm, 1)                   /* 0: none of host memory */                          \
   X(queue_entries, 1020)           /* work a stream takes before its submitter waits */  \
   X(queue_holds_lock, 1)           /* that waiting keeps every other submitter out */    \
   X(lazy_loading, 0)               /* the first launch of a kernel waits for the device */ \
@@ -42,6 +44,9 @@
   X(bytes_dtoh)                                                                           \
   X(bytes_dtod)                                                                           \
   X(discarded_reads)               /* pages read after their discard, before a write */   \
+  X(illegal_touches)               /* of what is not memory, or not mapped; the context is lost */ \
+  X(unmapped_in_use)               /* mappings taken from a running kernel or copy; it is lost too */ \
+  X(alias_conflicts)               /* a frame used through two mappings at once, one of them writing */ \
   X(remote_pages)                  /* pages used over the bus without a fault */          \
   X(kernels)                       /* run, those of graphs included */                    \
   X(graphs)                        /* run */                                              \
@@ -51,6 +56,13 @@
 
 #define FAKE_GAUGES(X)                                                                    \
   X(device_bytes)                  /* of cuMemAlloc */                                    \
+  X(frame_bytes)                   /* of cuMemCreate on the device */                     \
+  X(peak_frame_bytes)                                                                     \
+  X(host_frame_bytes)              /* of cuMemCreate on the host */                       \
+  X(frames)                        /* alive: not released, or still mapped */             \
+  X(mappings)                                                                             \
+  X(mapped_bytes)                  /* each mapping of a frame counts */                   \
+  X(reserved_bytes)                /* addresses */                                        \
   X(pinned_bytes)                  /* of cuMemHostAlloc */                                \
   X(managed_bytes)                                                                        \
   X(resident_bytes)                /* managed, on the device */                           \

@@ -1,0 +1,631 @@
+# SPDX-License-Identifier: Apache-2.0
+# cython: language_level=3
+"""Memory whose addresses stay and whose frames change: reserved addresses, physical chunks.
+
+PyTorch's segments lie in one reserved range. A chunk of them is mapped only while its contents are
+whole and on the device, so whatever touches it at another time is stopped by the driver. Every
+frame has an alias besides, an address of its own that stays: copies go there, so that they need
+not be finished, or begun, while the program can see the chunk.
+
+The callbacks take no GIL and live as long as the process; so does the memory.
+"""
+
+from cuda.bindings cimport cydriver
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.string cimport memset
+
+from deepum._core.chunk_map cimport (
+    AWAY, IN_HOST, MAPPED, Chunk, ChunkMap, blocks_of,
+)
+from deepum._core.feed cimport (
+    Feed, deepum_load32, deepum_sleep, enter_driver, leave_driver, pthread_mutex_init,
+    pthread_mutex_lock, pthread_mutex_unlock,
+)
+from deepum._core.frame_pool cimport (
+    CLASSES, FRAME_BREAK, FRAME_MAKE, FRAME_TAKEN, NO_FRAME_AT_ALL, Answer, FramePool,
+    frame_class, frame_place,
+)
+from deepum._core.host_pool cimport NO_ROOM, SLAB_BLOCKS, HostPool
+from deepum._core.memory_map cimport Row
+
+from deepum.errors import BackendError, DeepUMError
+
+cdef uint64_t BLOCK = 1 << 21
+cdef uint64_t LARGEST = 64             # blocks: what addresses are aligned to
+cdef int TRIES = 4                     # of a call that fails
+
+cdef VmmMemory _memory = None          # the process's
+
+
+cdef void* allocate(size_t size, int device, void* stream) noexcept nogil:
+    # NULL makes the caching allocator free what it can and ask again, then raise OutOfMemoryError.
+    cdef void* result = NULL
+    cdef uint64_t blocks = (size + BLOCK - 1) // BLOCK
+    if size == 0 or _memory.feed.orphaned:
+        return NULL
+    enter_driver()
+    if _memory.feed.managed + blocks * BLOCK > _memory.allowed:
+        _memory.refused = blocks * BLOCK
+    else:
+        pthread_mutex_lock(&_memory.placing)
+        _memory.make_host_room(blocks)
+        result = _memory.new_segment(blocks)
+        pthread_mutex_unlock(&_memory.placing)
+    leave_driver()
+    return result
+
+
+cdef void release(void* pointer, size_t size, int device, void* stream) noexcept nogil:
+    if pointer == NULL or _memory.feed.orphaned:
+        return
+    enter_driver()
+    size = _memory.feed.unmanage(<uint64_t>pointer)
+    # While somebody listens it is the conductor that takes it away, behind what still runs.
+    if size and not deepum_load32(&_memory.feed.attached):
+        cydriver.cuCtxSynchronize()
+        _memory.drop_segment(<uint64_t>pointer, size)
+    leave_driver()
+
+
+cdef class VmmMemory:
+    """All the memory of that kind in a process.
+
+    Parameters
+    ----------
+    feed : Feed
+        Who is told.
+    device : int
+        CUDA ordinal.
+    """
+
+    def __cinit__(self, Feed feed not None, int device):
+        pthread_mutex_init(&self.lock, NULL)
+        pthread_mutex_init(&self.pinning, NULL)
+        pthread_mutex_init(&self.placing, NULL)
+        self.feed = feed
+        self.device = device
+        memset(&self.on_device, 0, sizeof(self.on_device))
+        self.on_device.type = cydriver.CU_MEM_ALLOCATION_TYPE_PINNED
+        self.on_device.location.type = cydriver.CU_MEM_LOCATION_TYPE_DEVICE
+        self.on_device.location.id = device
+        self.on_host = self.on_device
+        self.on_host.location.type = cydriver.CU_MEM_LOCATION_TYPE_HOST_NUMA
+        self.on_host.location.id = 0
+        memset(&self.access, 0, sizeof(self.access))
+        self.access.location = self.on_device.location
+        self.access.flags = cydriver.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        self.hosts = HostPool(0)
+
+    def begin(
+        self, uint64_t context, uint64_t budget, uint64_t host, uint64_t allowed, uint32_t chunk
+    ):
+        """Prepare for a session.
+
+        Parameters
+        ----------
+        context : int
+            Its CUDA context.
+        budget, host, allowed : int
+            Bytes on the device, pinned bytes on the host, bytes of segments.
+        chunk : int
+            The most blocks that move as one.
+        """
+        cdef int status, i
+        cdef uint64_t blocks = (budget // BLOCK + LARGEST - 1) // LARGEST * LARGEST, size
+        self.context = <cydriver.CUcontext>context
+        self.wrong = NULL
+        self.refused = 0
+        self.allowed = allowed
+        self.hosts.limit = host // BLOCK
+        if self.map is not None and self.map.largest != chunk:
+            if self.feed.segment_count:
+                raise DeepUMError(
+                    "memory of another session lives that was divided into other chunks: the same "
+                    f"chunk_mib is needed, {self.map.largest * 2}")
+            self.map = ChunkMap(self.base // BLOCK, self.span // BLOCK, chunk)
+        if self.map is None:
+            size = <uint64_t>1 << 41
+            status = 1
+            with nogil:
+                while status and size > 2 * allowed:
+                    status = cydriver.cuMemAddressReserve(
+                        &self.base, size, LARGEST * BLOCK, 0, 0)
+                    if status:
+                        size >>= 1
+            if status:
+                raise BackendError(f"the driver reserves no addresses (CUDA error {status})")
+            self.span = size
+            self.map = ChunkMap(self.base // BLOCK, size // BLOCK, chunk)
+        with nogil:
+            status = cydriver.cuStreamCreate(&self.stream, cydriver.CU_STREAM_NON_BLOCKING)
+        if status:
+            raise BackendError(f"the driver makes no stream (CUDA error {status})")
+        self.put_away()
+        self.forget_frames()
+        size = CLASSES * (blocks + LARGEST) * BLOCK
+        with nogil:
+            status = cydriver.cuMemAddressReserve(
+                &self.alias_base, size, LARGEST * BLOCK, 0, 0)
+        if status:
+            raise BackendError(f"the driver reserves no addresses (CUDA error {status})")
+        self.alias_span = size
+        for i in range(CLASSES):
+            self.aliases[i] = self.alias_base + i * (blocks + LARGEST) * BLOCK
+        self.frames = FramePool(budget // BLOCK)
+
+    cdef void fail(self, const char* what, int status) noexcept nogil:
+        if self.wrong == NULL:
+            self.status = status
+            self.wrong = what
+
+    cdef uint64_t address_of(self, Chunk* chunk) noexcept nogil:
+        return self.map.block_of(chunk) * BLOCK
+
+    # -- frames ------------------------------------------------------------------------------------
+
+    cdef uint64_t alias_of(self, uint32_t frame) noexcept nogil:
+        return (self.aliases[frame_class(frame)]
+                + (<uint64_t>frame_place(frame) << frame_class(frame)) * BLOCK)
+
+    cdef int make_frame(self, uint32_t size, uint32_t* frame) noexcept nogil:
+        # Get a frame of a class: 0, LATER, or the driver's error.
+        cdef Answer answer
+        cdef int status
+        while True:
+            pthread_mutex_lock(&self.lock)
+            answer = self.frames.take(size, frame)
+            if answer == FRAME_MAKE:
+                frame[0] = self.frames.add(size, 0)    # counted before it is there
+            pthread_mutex_unlock(&self.lock)
+            if answer == FRAME_TAKEN:
+                return 0
+            if answer == FRAME_BREAK:
+                self.empty_frame(frame[0])
+                continue
+            if answer != FRAME_MAKE:
+                return LATER
+            if frame[0] == NO_FRAME_AT_ALL:
+                return cydriver.CUDA_ERROR_OUT_OF_MEMORY
+            status = self.fill_frame(frame[0])
+            if status:
+                pthread_mutex_lock(&self.lock)
+                self.frames.remove(frame[0])
+                pthread_mutex_unlock(&self.lock)
+            return status
+
+    cdef int fill_frame(self, uint32_t frame) noexcept nogil:
+        cdef cydriver.CUmemGenericAllocationHandle handle = 0
+        cdef uint64_t size = BLOCK << frame_class(frame)
+        cdef int status = cydriver.cuMemCreate(&handle, size, &self.on_device, 0)
+        if status:
+            return status
+        status = cydriver.cuMemMap(self.alias_of(frame), size, 0, handle, 0)
+        if not status:
+            status = cydriver.cuMemSetAccess(self.alias_of(frame), size, &self.access, 1)
+            if status:
+                cydriver.cuMemUnmap(self.alias_of(frame), size)
+        if status:
+            cydriver.cuMemRelease(handle)
+            return status
+        pthread_mutex_lock(&self.lock)
+        self.frames.places[frame_class(frame)].handles[frame_place(frame)] = handle
+        pthread_mutex_unlock(&self.lock)
+        return 0
+
+    cdef void empty_frame(self, uint32_t frame) noexcept nogil:
+        # A frame that nobody uses is to be no more.
+        cdef uint64_t handle = self.frames.handle(frame)
+        cydriver.cuMemUnmap(self.alias_of(frame), BLOCK << frame_class(frame))
+        cydriver.cuMemRelease(handle)
+        pthread_mutex_lock(&self.lock)
+        self.frames.remove(frame)
+        pthread_mutex_unlock(&self.lock)
+
+    cdef void give_frame(self, uint32_t frame) noexcept nogil:
+        pthread_mutex_lock(&self.lock)
+        self.frames.give(frame)
+        pthread_mutex_unlock(&self.lock)
+
+    def forget_frames(self):
+        """Give the frames that nobody uses, and the addresses of their aliases, back."""
+        cdef uint32_t frame
+        if self.frames is None:
+            return
+        with nogil:
+            while True:
+                pthread_mutex_lock(&self.lock)
+                frame = self.frames.spare(CLASSES)
+                pthread_mutex_unlock(&self.lock)
+                if frame == NO_FRAME_AT_ALL:
+                    break
+                self.empty_frame(frame)
+            if self.frames.made == 0 and self.alias_span:
+                cydriver.cuMemAddressFree(self.alias_base, self.alias_span)
+                self.alias_span = 0
+
+    cdef int map_chunk(self, Chunk* chunk, uint64_t handle) noexcept nogil:
+        # From now on the program sees it.
+        cdef uint64_t address = self.address_of(chunk), size = blocks_of(chunk) * BLOCK
+        cdef int status = 1, tries = 0
+        while status and tries < TRIES:
+            if tries:
+                deepum_sleep(1000000)
+            tries += 1
+            status = cydriver.cuMemMap(address, size, 0, handle, 0)
+            if not status:
+                status = cydriver.cuMemSetAccess(address, size, &self.access, 1)
+                if status:
+                    cydriver.cuMemUnmap(address, size)
+        return status
+
+    cdef int unmap_chunk(self, Chunk* chunk) noexcept nogil:
+        cdef int status = 1, tries = 0
+        while status and tries < TRIES:
+            if tries:
+                deepum_sleep(1000000)
+            tries += 1
+            status = cydriver.cuMemUnmap(self.address_of(chunk), blocks_of(chunk) * BLOCK)
+        return status
+
+    # -- places on the host ------------------------------------------------------------------------
+
+    cdef uint32_t host_place(self, uint32_t size) noexcept nogil:
+        # A place for a chunk of a class; NO_ROOM if there is none. Pinning takes its time.
+        cdef uint32_t place
+        while True:
+            pthread_mutex_lock(&self.lock)
+            place = self.hosts.take(size)
+            pthread_mutex_unlock(&self.lock)
+            if place != NO_ROOM or not self.pin_slab():
+                return place
+
+    cdef bint pin_slab(self) noexcept nogil:
+        cdef void* memory = NULL
+        cdef bint grows
+        cdef int status
+        pthread_mutex_lock(&self.pinning)
+        pthread_mutex_lock(&self.lock)
+        grows = self.hosts.may_grow()
+        pthread_mutex_unlock(&self.lock)
+        if grows:
+            status = cydriver.cuMemHostAlloc(
+                &memory, SLAB_BLOCKS * BLOCK, cydriver.CU_MEMHOSTALLOC_PORTABLE)
+            if status:             # it may be a matter of a moment
+                deepum_sleep(1000000)
+                status = cydriver.cuMemHostAlloc(
+                    &memory, SLAB_BLOCKS * BLOCK, cydriver.CU_MEMHOSTALLOC_PORTABLE)
+            grows = not status
+        if grows:
+            pthread_mutex_lock(&self.lock)
+            grows = self.hosts.add(<uint64_t>memory)
+            pthread_mutex_unlock(&self.lock)
+        pthread_mutex_unlock(&self.pinning)
+        return grows
+
+    cdef void make_host_room(self, uint64_t blocks) noexcept nogil:
+        # Pin what a segment more may need. The driver may wait for the device to do that, so it is
+        # done here, with all gates open, and not when something has to leave for a gate to open.
+        cdef uint64_t need = self.feed.managed // BLOCK + blocks
+        if need <= self.frames.budget:
+            return
+        need -= self.frames.budget
+        need += need // 16 + self.frames.budget // 8 + 4 * self.map.largest
+        if self.hosts.count * SLAB_BLOCKS >= need or not self.hosts.may_grow():
+            return
+        self.feed.block(1)
+        self.feed.settle()
+        while self.hosts.count * SLAB_BLOCKS < need and self.pin_slab():
+            pass
+        self.feed.block(-1)
+
+    cdef void forget_host(self, Chunk* chunk) noexcept nogil:
+        # With the lock held: what the host has of a chunk is of no use any more.
+        if chunk.host != NO_ROOM:
+            self.hosts.give(chunk.host, chunk.size)
+            chunk.host = NO_ROOM
+
+    # -- chunks, one at a time and waited for ------------------------------------------------------
+
+    cdef int lend(self, Chunk* chunk, bint device) noexcept nogil:
+        # Map a chunk that is away, with what is in it, to memory of its own: the host's, or the
+        # device's beyond the budget.
+        cdef cydriver.CUmemGenericAllocationHandle handle = 0
+        cdef uint64_t size = blocks_of(chunk) * BLOCK
+        cdef int status = cydriver.cuMemCreate(
+            &handle, size, &self.on_device if device else &self.on_host, 0)
+        if status:
+            return status
+        status = self.map_chunk(chunk, handle)
+        if status:
+            cydriver.cuMemRelease(handle)
+            return status
+        if chunk.host != NO_ROOM:
+            status = cydriver.cuMemcpyHtoDAsync(
+                self.address_of(chunk), <void*>self.hosts.address(chunk.host), size, self.stream)
+            if not status:
+                status = cydriver.cuStreamSynchronize(self.stream)
+        if status:
+            self.unmap_chunk(chunk)
+            cydriver.cuMemRelease(handle)
+            return status
+        pthread_mutex_lock(&self.lock)
+        chunk.handle = handle
+        chunk.state = IN_HOST
+        pthread_mutex_unlock(&self.lock)
+        return 0
+
+    cdef int take_back(self, Chunk* chunk) noexcept nogil:
+        # End that; what is in it goes to its place.
+        cdef int status
+        if chunk.host == NO_ROOM:
+            chunk.host = self.host_place(chunk.size)
+        if chunk.host == NO_ROOM:
+            return cydriver.CUDA_ERROR_OUT_OF_MEMORY
+        status = cydriver.cuMemcpyDtoHAsync(
+            <void*>self.hosts.address(chunk.host), self.address_of(chunk),
+            blocks_of(chunk) * BLOCK, self.stream)
+        if not status:
+            status = cydriver.cuStreamSynchronize(self.stream)
+        if not status:
+            status = self.unmap_chunk(chunk)
+        if status:
+            return status
+        cydriver.cuMemRelease(chunk.handle)
+        pthread_mutex_lock(&self.lock)
+        chunk.handle = 0
+        chunk.state = AWAY
+        pthread_mutex_unlock(&self.lock)
+        return 0
+
+    cdef int bring(self, Chunk* chunk) noexcept nogil:
+        # Bring a chunk in and map it, to whatever memory there is.
+        cdef uint32_t frame
+        cdef int status = self.make_frame(chunk.size, &frame)
+        if status:
+            status = self.lend(chunk, True)
+            if status:
+                status = self.lend(chunk, False)
+            if not status:
+                pthread_mutex_lock(&self.lock)
+                self.forget_host(chunk)
+                pthread_mutex_unlock(&self.lock)
+            return status
+        if chunk.host != NO_ROOM:
+            status = cydriver.cuMemcpyHtoDAsync(
+                self.alias_of(frame), <void*>self.hosts.address(chunk.host),
+                blocks_of(chunk) * BLOCK, self.stream)
+            if not status:
+                status = cydriver.cuStreamSynchronize(self.stream)
+        if not status:
+            status = self.map_chunk(chunk, self.frames.handle(frame))
+        if status:
+            self.give_frame(frame)
+            return status
+        pthread_mutex_lock(&self.lock)
+        chunk.frame = frame
+        chunk.state = MAPPED
+        self.forget_host(chunk)
+        pthread_mutex_unlock(&self.lock)
+        return 0
+
+    cdef int send(self, Chunk* chunk) noexcept nogil:
+        # Unmap a chunk; what is in it goes to the host.
+        cdef int status
+        if chunk.state == IN_HOST:
+            return self.take_back(chunk)
+        if chunk.host == NO_ROOM:
+            chunk.host = self.host_place(chunk.size)
+        if chunk.host == NO_ROOM:
+            return cydriver.CUDA_ERROR_OUT_OF_MEMORY
+        status = cydriver.cuMemcpyDtoHAsync(
+            <void*>self.hosts.address(chunk.host), self.alias_of(chunk.frame),
+            blocks_of(chunk) * BLOCK, self.stream)
+        if not status:
+            status = cydriver.cuStreamSynchronize(self.stream)
+        if not status:
+            status = self.unmap_chunk(chunk)
+        if status:
+            return status
+        pthread_mutex_lock(&self.lock)
+        chunk.state = AWAY
+        self.frames.give(chunk.frame)
+        pthread_mutex_unlock(&self.lock)
+        return 0
+
+    cdef void clear(self, Chunk* chunk) noexcept nogil:
+        # Whatever it is, let it be nothing.
+        if chunk.state == IN_HOST:
+            self.unmap_chunk(chunk)
+            cydriver.cuMemRelease(chunk.handle)
+        elif chunk.state != AWAY:
+            if chunk.state == MAPPED:
+                self.unmap_chunk(chunk)
+            self.give_frame(chunk.frame)
+        pthread_mutex_lock(&self.lock)
+        self.forget_host(chunk)
+        self.map.vacate(self.map.block_of(chunk), blocks_of(chunk))
+        pthread_mutex_unlock(&self.lock)
+
+    # -- segments ----------------------------------------------------------------------------------
+
+    cdef void* new_segment(self, uint64_t blocks) noexcept nogil:
+        cdef uint64_t first, at
+        cdef Chunk* chunk
+        cdef uint32_t frame
+        cdef int status = 0
+        cdef bint filled
+        pthread_mutex_lock(&self.lock)
+        first = self.map.place(blocks)
+        at = first
+        while first and at < first + blocks:
+            chunk = self.map.find(at)
+            chunk.host = NO_ROOM
+            at += blocks_of(chunk)
+        pthread_mutex_unlock(&self.lock)
+        if not first:
+            return NULL
+        self.top = max(self.top, first + blocks)
+        # While all there is is on the device, so is what comes.
+        filled = (deepum_load32(&self.feed.free_run)
+                  and self.feed.managed // BLOCK + blocks <= self.frames.budget)
+        at = first
+        while filled and at < first + blocks:
+            chunk = self.map.find(at)
+            status = self.make_frame(chunk.size, &frame)
+            if not status:
+                status = self.map_chunk(chunk, self.frames.handle(frame))
+                if status:
+                    self.give_frame(frame)
+                else:
+                    chunk.frame = frame
+                    chunk.state = MAPPED
+            filled = not status
+            at += blocks_of(chunk)
+        if not filled:
+            at = first
+            while at < first + blocks:
+                chunk = self.map.find(at)
+                at += blocks_of(chunk)
+                if chunk.state == MAPPED:
+                    self.unmap_chunk(chunk)
+                    self.give_frame(chunk.frame)
+                    chunk.state = AWAY
+        self.feed.manage(first * BLOCK, blocks * BLOCK, filled)
+        return <void*>(first * BLOCK)
+
+    cdef void drop_segment(self, uint64_t address, uint64_t size) noexcept nogil:
+        # Nothing runs and nothing moves.
+        cdef uint64_t at = address // BLOCK, end = (address + size) // BLOCK, next
+        cdef Chunk* chunk
+        while at < end:
+            chunk = self.map.find(at)
+            next = at + (1 if chunk == NULL else blocks_of(chunk))
+            if chunk != NULL:
+                self.clear(chunk)
+            at = next
+
+    cdef bint lives(self, Chunk* chunk) noexcept nogil:
+        cdef uint64_t block = self.map.block_of(chunk), i
+        cdef Row* row
+        for i in range(blocks_of(chunk)):
+            row = self.feed.map.row(block + i)
+            if row != NULL and row.active:
+                return True
+        return False
+
+    def put_away(self):
+        """Send all there is to the host: memory that is left over from a session."""
+        cdef uint64_t at, end
+        cdef uint32_t i
+        cdef Chunk* chunk
+        cdef int status = 0
+        with nogil:
+            enter_driver()
+            if self.feed.segment_count:
+                status = cydriver.cuCtxSynchronize()
+            for i in range(self.feed.segment_count):
+                at = self.feed.segments[i].address // BLOCK
+                end = at + self.feed.segments[i].size // BLOCK
+                while at < end and not status:
+                    chunk = self.map.find(at)
+                    if chunk.state != AWAY:
+                        status = self.send(chunk)
+                    at += blocks_of(chunk)
+            leave_driver()
+        if status:
+            raise BackendError(
+                f"memory of another session could not be moved to the host (CUDA error {status}): "
+                "raise host_limit")
+
+    cdef bint owned(self, uint64_t block) noexcept nogil:
+        # Whether the block lies in a segment that is not given back.
+        cdef uint32_t i
+        for i in range(self.feed.segment_count):
+            if block * BLOCK - self.feed.segments[i].address < self.feed.segments[i].size:
+                return True
+        return False
+
+    def bring_back(self):
+        """Map all that lives, for a program that goes on without a session.
+
+        To the device, beyond the budget too, or to host memory where that is full. Nothing may
+        move any more. Returns the bytes that could not be mapped.
+        """
+        cdef uint64_t at, next, lost = 0
+        cdef Chunk* chunk
+        if self.frames is None or self.map is None:
+            return 0
+        with nogil:
+            enter_driver()
+            pthread_mutex_lock(&self.feed.lock)
+            at = self.map.first
+            while at < self.top:
+                chunk = self.map.find(at)
+                next = at + (1 if chunk == NULL else blocks_of(chunk))
+                if chunk == NULL:
+                    pass
+                elif not self.owned(at):
+                    self.clear(chunk)      # given back when nobody listened any more
+                elif chunk.state != MAPPED and chunk.state != IN_HOST and (
+                        chunk.host != NO_ROOM or self.lives(chunk)):
+                    if chunk.state != AWAY or self.bring(chunk):
+                        lost += blocks_of(chunk) * BLOCK
+                at = next
+            pthread_mutex_unlock(&self.feed.lock)
+            leave_driver()
+        return lost
+
+    def end(self):
+        """Give back what a session needed and the program does not."""
+        self.forget_frames()
+        self.forget_hosts()
+        if self.stream != NULL:
+            with nogil:
+                cydriver.cuStreamDestroy(self.stream)
+            self.stream = NULL
+
+    def forget_hosts(self):
+        """Give the pinned memory back if nothing is in it."""
+        cdef uint32_t i
+        if self.hosts.used:
+            return
+        with nogil:
+            for i in range(self.hosts.count):
+                cydriver.cuMemFreeHost(<void*>self.hosts.slabs[i].address)
+        self.hosts = HostPool(self.hosts.limit)
+
+    @property
+    def side_stream(self):
+        """A stream that is the session's own."""
+        return <uintptr_t>self.stream
+
+    @property
+    def trouble(self):
+        """What went wrong for good, with the driver's word on it; empty if nothing did."""
+        return "" if self.wrong == NULL else f"{self.wrong.decode()} (CUDA error {self.status})"
+
+    @property
+    def pinned_bytes(self):
+        """Bytes of host memory that are pinned."""
+        return self.hosts.count * SLAB_BLOCKS * BLOCK
+
+    @property
+    def host_bytes(self):
+        """Bytes of it that something is in."""
+        return self.hosts.used * BLOCK
+
+    @property
+    def frame_bytes(self):
+        """Bytes of the frames that there are."""
+        return 0 if self.frames is None else self.frames.made * BLOCK
+
+
+def use_memory(VmmMemory memory not None):
+    """Set the memory that the callbacks serve; for the whole life of the process."""
+    global _memory
+    _memory = memory
+
+
+def callbacks():
+    """Return the addresses of allocate and free."""
+    return <uintptr_t>&allocate, <uintptr_t>&release

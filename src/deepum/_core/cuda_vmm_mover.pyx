@@ -1,0 +1,631 @@
+# SPDX-License-Identifier: Apache-2.0
+# cython: language_level=3
+"""Moves chunks: out to pinned host memory, in from there, or out of the way.
+
+Out: the chunk is unmapped from the program's address first, then copied from its frame's alias.
+In: a frame is filled by its alias, then mapped. So the program's address is mapped only while what
+it names is whole. Each direction has a thread and a stream, and up to `DEEP` copies under way; a
+third thread unmaps what need not be copied, since that frees frames at once.
+
+The conductor's side changes a chunk's state when it hands a command over, so that the commands of
+one chunk take effect in order, whichever threads carry them out.
+"""
+
+cimport cython
+from cuda.bindings cimport cydriver
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memset
+
+from deepum._core.chunk_map cimport (
+    AWAY, DOOMED, ENTERING, LEAVING, MAPPED, UNMAPPING, Chunk, blocks_of,
+)
+from deepum._core.cuda_vmm cimport LATER, VmmMemory
+from deepum._core.engine cimport Engine
+from deepum._core.exec_table cimport NONE
+from deepum._core.feed cimport (
+    Feed, deepum_add, deepum_load, deepum_load32, deepum_now, deepum_sleep, deepum_store,
+    deepum_store32, deepum_wake_sharply, enter_driver, leave_driver, pthread_mutex_lock,
+    pthread_mutex_t, pthread_mutex_unlock,
+)
+from deepum._core.host_pool cimport NO_ROOM
+from deepum._core.marks cimport MARK_DROP, MARK_IN, MARK_OUT, Marks
+from deepum._core.records cimport *
+from deepum._core.residency cimport DIRTY, INCOMING, LEAF_BITS, LEAF_BLOCKS, OUTGOING, Block
+from deepum._core.vmm_conductor cimport ExactMover
+
+cdef extern from "atomics.h" nogil:
+    ctypedef struct pthread_cond_t:
+        pass
+    int pthread_cond_init(pthread_cond_t*, const void*)
+    int pthread_cond_destroy(pthread_cond_t*)
+    int pthread_cond_wait(pthread_cond_t*, pthread_mutex_t*)
+    int pthread_cond_broadcast(pthread_cond_t*)
+
+cdef enum:
+    DEEP = 8               # copies of one direction under way
+    LANES = 4              # queues
+    IN_DEMAND = 0
+    IN_AHEAD = 1
+    OUT = 2
+    DROP = 3
+
+# What is reported of a chunk.
+cdef enum Word:
+    ARRIVED = 0
+    ARRIVED_CLEAN = 1      # the host has the same
+    DEPARTED = 2
+    STAYED = 3
+    GONE = 4               # with its segment
+
+cdef uint64_t BLOCK = 1 << DEEPUM_BLOCK_SHIFT
+cdef int TRIES = 4         # of a copy
+cdef uint64_t AGAIN = 5_000      # ns between two looks at copies under way
+
+
+cdef struct Entry:
+    uint64_t block
+    uint32_t word
+
+
+cdef struct Queue:
+    Entry* entries
+    uint64_t head, tail, size
+
+
+cdef struct Copy:
+    Chunk* chunk
+    uint64_t block, blocks, began
+    uint32_t frame
+    cydriver.CUevent event
+
+
+cdef bint queue_put(Queue* queue, uint64_t block, uint32_t word) noexcept nogil:
+    # False for want of memory.
+    cdef uint64_t size, i
+    cdef Entry* memory
+    if queue.tail - queue.head == queue.size:
+        size = queue.size * 2 if queue.size else 256
+        memory = <Entry*>realloc(NULL, size * sizeof(Entry))
+        if memory == NULL:
+            return False
+        for i in range(queue.head, queue.tail):
+            memory[i & (size - 1)] = queue.entries[i & (queue.size - 1)]
+        free(queue.entries)
+        queue.entries = memory
+        queue.size = size
+    queue.entries[queue.tail & (queue.size - 1)].block = block
+    queue.entries[queue.tail & (queue.size - 1)].word = word
+    deepum_store(&queue.tail, queue.tail + 1)
+    return True
+
+
+@cython.final
+cdef class VmmMover(ExactMover):
+    """Carries commands out in a `VmmMemory`.
+
+    Parameters
+    ----------
+    memory : VmmMemory
+        Whose chunks are moved.
+    delay_us : int
+        Up to so many microseconds are lost before each move, at random; for tests.
+    """
+
+    cdef VmmMemory memory
+    cdef Marks marks               # None: nothing is recorded
+    cdef uint64_t delay, random
+    cdef pthread_cond_t work       # with the memory's lock
+    cdef Queue lanes[LANES]
+    cdef Queue done
+    cdef uint64_t working          # chunks that a thread has taken and not finished
+    cdef uint64_t stays
+    cdef uint32_t stopping
+    cdef readonly uint64_t bytes_in, bytes_out, bytes_dropped, moves_in, moves_out
+    cdef readonly uint64_t bytes_empty     # given frames without a copy
+    cdef readonly uint64_t drops_refused, busy_in_ns, busy_out_ns, errors
+    cdef readonly int last_error
+
+    def __cinit__(self, VmmMemory memory not None, *, uint64_t delay_us=0):
+        self.memory = memory
+        self.delay = delay_us * 1000
+        self.random = 88172645463325252
+        pthread_cond_init(&self.work, NULL)
+
+    def __dealloc__(self):
+        cdef int i
+        for i in range(LANES):
+            free(self.lanes[i].entries)
+        free(self.done.entries)
+        pthread_cond_destroy(&self.work)
+
+    def record(self, Marks marks not None):
+        """Note each move, and when; call it before the threads start."""
+        self.marks = marks
+
+    @property
+    def counts(self):
+        """Bytes, moves, busy seconds each way and what failed, a dict."""
+        return {
+            "bytes_in": deepum_load(&self.bytes_in), "bytes_out": deepum_load(&self.bytes_out),
+            "bytes_dropped": deepum_load(&self.bytes_dropped),
+            "bytes_empty": deepum_load(&self.bytes_empty),
+            "moves_in": deepum_load(&self.moves_in), "moves_out": deepum_load(&self.moves_out),
+            "busy_in_s": deepum_load(&self.busy_in_ns) * 1e-9,
+            "busy_out_s": deepum_load(&self.busy_out_ns) * 1e-9,
+            "move_errors": deepum_load(&self.errors), "last_move_error": self.last_error,
+            "drops_refused": deepum_load(&self.drops_refused),
+            "moves_refused": deepum_load(&self.stays),
+        }
+
+    # -- the conductor's side ----------------------------------------------------------------------
+
+    cdef int submit(self, Feed feed, const deepum_command* command) except -1 nogil:
+        cdef uint64_t block = command.block, end = command.block + command.count
+        cdef Chunk* chunk
+        pthread_mutex_lock(&self.memory.lock)
+        while block < end:
+            chunk = self.memory.map.find(block)
+            if chunk == NULL:
+                block += 1
+                continue
+            if command.type == DEEPUM_COMMAND_PREFETCH:
+                self.fetch(chunk, block, command.flags & DEEPUM_COMMAND_DEMAND)
+            elif command.type == DEEPUM_COMMAND_DISCARD:
+                self.doom(chunk, block, False)
+            elif command.flags & DEEPUM_COMMAND_CLEAN:
+                self.doom(chunk, block, True)
+            elif chunk.state == MAPPED:
+                chunk.state = LEAVING
+                self.hand(OUT, block)
+            else:
+                self.say(block, DEPARTED)
+            block += blocks_of(chunk)
+        pthread_cond_broadcast(&self.work)
+        pthread_mutex_unlock(&self.memory.lock)
+        return 0
+
+    cdef void fetch(self, Chunk* chunk, uint64_t block, bint demand) noexcept nogil:
+        if chunk.state == AWAY:
+            chunk.state = ENTERING
+            self.hand(IN_DEMAND if demand else IN_AHEAD, block)
+        elif chunk.state == DOOMED:
+            chunk.state = MAPPED       # it was not begun: called off
+            self.say(block, ARRIVED if chunk.host == NO_ROOM else ARRIVED_CLEAN)
+        elif chunk.state == UNMAPPING:
+            chunk.wanted = True
+        elif chunk.state == MAPPED:
+            self.say(block, ARRIVED)
+
+    cdef void doom(self, Chunk* chunk, uint64_t block, bint clean) noexcept nogil:
+        if not clean:
+            self.memory.forget_host(chunk)
+        if chunk.state == MAPPED:
+            chunk.state = DOOMED
+            self.hand(DROP, block)
+
+    cdef void stale(self, uint64_t block) noexcept nogil:
+        cdef Chunk* chunk
+        pthread_mutex_lock(&self.memory.lock)
+        chunk = self.memory.map.find(block)
+        if chunk != NULL and chunk.state == MAPPED:
+            self.memory.forget_host(chunk)
+        pthread_mutex_unlock(&self.memory.lock)
+
+    cdef void retire(self, uint64_t address, uint64_t size) noexcept nogil:
+        cdef uint64_t block = address // BLOCK, end = (address + size) // BLOCK
+        cdef Chunk* chunk
+        pthread_mutex_lock(&self.memory.lock)
+        while block < end:
+            chunk = self.memory.map.find(block)
+            if chunk == NULL:
+                block += 1
+                continue
+            chunk.retired = True
+            if chunk.state == AWAY:
+                self.say(block, GONE)
+            elif chunk.state == MAPPED:
+                chunk.state = DOOMED
+                self.hand(DROP, block)
+            block += blocks_of(chunk)
+        pthread_cond_broadcast(&self.work)
+        pthread_mutex_unlock(&self.memory.lock)
+
+    cdef void say(self, uint64_t block, uint32_t word) noexcept nogil:
+        # With the lock held.
+        if not queue_put(&self.done, block, word):
+            self.memory.fail(b"there is no memory for what has moved", 0)
+
+    cdef void hand(self, int lane, uint64_t block) noexcept nogil:
+        if not queue_put(&self.lanes[lane], block, 0):
+            self.memory.fail(b"there is no memory for what is to move", 0)
+
+    cdef int lend(self, uint64_t block) noexcept nogil:
+        cdef int status
+        enter_driver()
+        status = cydriver.cuCtxSetCurrent(self.memory.context)
+        if not status:
+            status = self.memory.lend(self.memory.map.find(block), False)
+        leave_driver()
+        return status
+
+    cdef int take_back(self, uint64_t block) noexcept nogil:
+        cdef int status
+        enter_driver()
+        status = self.memory.take_back(self.memory.map.find(block))
+        leave_driver()
+        return status
+
+    cdef const char* trouble(self) noexcept nogil:
+        return self.memory.wrong
+
+    cdef uint64_t refused(self) noexcept nogil:
+        return deepum_load(&self.stays)
+
+    cdef int report(self, Engine engine) except -1 nogil:
+        cdef Entry entry
+        cdef uint32_t slot
+        cdef int told = 0
+        cdef Block* b
+        cdef Chunk* chunk
+        if deepum_load(&self.done.tail) == self.done.head:
+            return 0
+        while True:
+            pthread_mutex_lock(&self.memory.lock)
+            if self.done.head == self.done.tail:
+                pthread_mutex_unlock(&self.memory.lock)
+                return told
+            entry = self.done.entries[self.done.head & (self.done.size - 1)]
+            self.done.head += 1
+            if entry.word == GONE:
+                chunk = self.memory.map.find(entry.block)
+                self.memory.forget_host(chunk)
+                self.memory.map.vacate(entry.block, blocks_of(chunk))
+            pthread_mutex_unlock(&self.memory.lock)
+            told += 1
+            # Its range may have been given back meanwhile; the frame has to come free yet.
+            slot = engine.mem.find_leaf(<uint32_t>(entry.block >> LEAF_BITS))
+            if slot == NONE or entry.word == GONE:
+                continue
+            slot = (slot << LEAF_BITS) | (<uint32_t>entry.block & (LEAF_BLOCKS - 1))
+            b = engine.mem.at(slot)
+            if entry.word <= ARRIVED_CLEAN and b.state == INCOMING:
+                engine.arrived(slot)
+                if entry.word == ARRIVED_CLEAN and b.written <= engine.completed:
+                    b.flags &= ~DIRTY
+                else:
+                    self.stale(entry.block)
+            elif entry.word == DEPARTED and b.state == OUTGOING:
+                engine.departed(slot)
+            elif entry.word == STAYED and b.state == OUTGOING:
+                engine.stayed(slot)
+
+    cdef bint idle(self) noexcept nogil:
+        cdef int i
+        cdef bint idle
+        pthread_mutex_lock(&self.memory.lock)
+        idle = self.working == 0 and self.done.head == self.done.tail
+        for i in range(LANES):
+            if self.lanes[i].head != self.lanes[i].tail:
+                idle = False
+        pthread_mutex_unlock(&self.memory.lock)
+        return idle
+
+    # -- the moving threads ------------------------------------------------------------------------
+
+    cdef Chunk* take(self, int first, int second, bint waits) noexcept nogil:
+        # The next chunk of either lane, the first one's before the second's; NULL if there is none
+        # or it is time to end.
+        cdef Queue* lane
+        cdef Chunk* chunk = NULL
+        pthread_mutex_lock(&self.memory.lock)
+        while True:
+            lane = &self.lanes[first]
+            if lane.head == lane.tail:
+                lane = &self.lanes[second]
+            if lane.head != lane.tail:
+                chunk = self.memory.map.find(lane.entries[lane.head & (lane.size - 1)].block)
+                lane.head += 1
+                self.working += 1
+                break
+            if not waits or self.stopping:
+                break
+            pthread_cond_wait(&self.work, &self.memory.lock)
+        pthread_mutex_unlock(&self.memory.lock)
+        return chunk
+
+    cdef void dawdle(self) noexcept nogil:
+        if self.delay:
+            self.random ^= self.random << 13
+            self.random ^= self.random >> 7
+            self.random ^= self.random << 17
+            deepum_sleep(self.random % self.delay)
+
+    cdef void give_up(self, const char* what, int status) noexcept nogil:
+        self.last_error = status
+        deepum_add(&self.errors, 1)
+        self.memory.fail(what, status)
+
+    cdef bint over(self) noexcept nogil:
+        return self.memory.wrong != NULL
+
+    cdef int begin_thread(self, cydriver.CUstream* stream, Copy* copies) noexcept nogil:
+        cdef int status = 1, tries = 0, i
+        memset(copies, 0, DEEP * sizeof(Copy))
+        while status and tries < TRIES:
+            if tries:
+                deepum_sleep(1000000)
+            tries += 1
+            status = cydriver.cuCtxSetCurrent(self.memory.context)
+            if not status:
+                status = cydriver.cuStreamCreate(stream, cydriver.CU_STREAM_NON_BLOCKING)
+            for i in range(DEEP):
+                if not status and copies[i].event == NULL:
+                    status = cydriver.cuEventCreate(
+                        &copies[i].event, cydriver.CU_EVENT_DISABLE_TIMING)
+        if status:
+            self.give_up(b"a thread that moves memory cannot begin", status)
+        return status
+
+    cdef void end_thread(self, cydriver.CUstream stream, Copy* copies) noexcept nogil:
+        cdef int i
+        for i in range(DEEP):
+            if copies[i].event != NULL:
+                cydriver.cuEventDestroy(copies[i].event)
+        if stream != NULL:
+            cydriver.cuStreamDestroy(stream)
+
+    cdef int start_copy(self, Copy* copy, bint out, cydriver.CUstream stream) noexcept nogil:
+        cdef uint64_t host = self.memory.hosts.address(copy.chunk.host)
+        cdef uint64_t alias = self.memory.alias_of(copy.frame)
+        cdef int status = 1, tries = 0
+        while status and tries < TRIES:
+            if tries:
+                deepum_sleep(1000000)
+            tries += 1
+            if out:
+                status = cydriver.cuMemcpyDtoHAsync(
+                    <void*>host, alias, copy.blocks * BLOCK, stream)
+            else:
+                status = cydriver.cuMemcpyHtoDAsync(
+                    alias, <void*>host, copy.blocks * BLOCK, stream)
+            if not status:
+                status = cydriver.cuEventRecord(copy.event, stream)
+        return status
+
+    cdef int ended(self, Copy* copy) noexcept nogil:
+        # 1 if a copy has ended, 0 if not, -1 if it never will.
+        cdef int status = cydriver.cuEventQuery(copy.event), tries = 0
+        if status == cydriver.CUDA_ERROR_NOT_READY:
+            return 0
+        while status and status != cydriver.CUDA_ERROR_NOT_READY and tries < TRIES:
+            tries += 1
+            deepum_sleep(1000000)
+            status = cydriver.cuEventQuery(copy.event)
+        if status == cydriver.CUDA_ERROR_NOT_READY:
+            return 0
+        if status:
+            self.give_up(b"a copy between device and host failed", status)
+            return -1
+        return 1
+
+    def run(self, bint out):
+        """Move in one direction until `stop`; call it in a thread of its own."""
+        cdef cydriver.CUstream stream = NULL
+        cdef Copy copies[DEEP]
+        cdef Chunk* chunk = NULL
+        cdef Copy* copy
+        cdef uint64_t head = 0, tail = 0, busy_since = 0
+        cdef int state
+        cdef bint moved
+        with nogil:
+            enter_driver()
+            deepum_wake_sharply()
+            state = self.begin_thread(&stream, copies)
+            while not state and not self.over():
+                moved = False
+                while head != tail:
+                    state = self.ended(&copies[head % DEEP])
+                    if state <= 0:
+                        break
+                    state = self.finish(&copies[head % DEEP], out)
+                    if state:
+                        break
+                    head += 1
+                    moved = True
+                if state < 0:
+                    break
+                state = 0
+                if busy_since and head == tail:
+                    deepum_add(&self.busy_out_ns if out else &self.busy_in_ns,
+                               deepum_now() - busy_since)
+                    busy_since = 0
+                if chunk == NULL and tail - head < DEEP:
+                    chunk = self.take(OUT if out else IN_DEMAND, OUT if out else IN_AHEAD,
+                                      head == tail)
+                    if chunk == NULL and head == tail:
+                        break              # it is time to end
+                    if chunk != NULL:
+                        self.dawdle()
+                if chunk != NULL:
+                    copy = &copies[tail % DEEP]
+                    copy.chunk = chunk
+                    copy.block = self.memory.map.block_of(chunk)
+                    copy.blocks = blocks_of(chunk)
+                    state = self.go_out(copy, stream) if out else self.go_in(copy, stream)
+                    if state < 0:
+                        break
+                    if state == 1:         # it is under way
+                        if not busy_since:
+                            busy_since = copy.began
+                        tail += 1
+                    if state != 2:         # or could be done at once
+                        chunk = NULL
+                        moved = True
+                    state = 0
+                if not moved:
+                    deepum_sleep(AGAIN)
+            if self.over() and stream != NULL:
+                cydriver.cuStreamSynchronize(stream)
+            self.end_thread(stream, copies)
+            leave_driver()
+
+    cdef int go_in(self, Copy* copy, cydriver.CUstream stream) noexcept nogil:
+        # 0: it is there, 1: it is on its way, 2: there is no frame yet, -1: it failed.
+        cdef Chunk* chunk = copy.chunk
+        cdef int status
+        if deepum_load32(&self.stopping) and self.over():
+            return -1
+        status = self.memory.make_frame(chunk.size, &copy.frame)
+        if status == LATER:
+            return 2
+        if status:
+            deepum_sleep(1000000)
+            status = self.memory.make_frame(chunk.size, &copy.frame)
+            if status == LATER:
+                return 2
+        if status:
+            self.give_up(b"the card has less memory free than the budget: lower memory_limit",
+                         status)
+            return -1
+        copy.began = deepum_now()
+        if chunk.host == NO_ROOM or chunk.retired:
+            deepum_add(&self.bytes_empty, copy.blocks * BLOCK)
+            return self.finish(copy, False)
+        status = self.start_copy(copy, False, stream)
+        if status:
+            self.give_up(b"a copy to the device failed", status)
+            return -1
+        return 1
+
+    cdef int go_out(self, Copy* copy, cydriver.CUstream stream) noexcept nogil:
+        cdef Chunk* chunk = copy.chunk
+        cdef int status
+        copy.frame = chunk.frame
+        if chunk.host == NO_ROOM and not chunk.retired:
+            chunk.host = self.memory.host_place(chunk.size)
+            if chunk.host == NO_ROOM:
+                pthread_mutex_lock(&self.memory.lock)
+                chunk.state = MAPPED
+                self.say(copy.block, STAYED)
+                if chunk.retired:
+                    chunk.state = DOOMED
+                    self.hand(DROP, copy.block)
+                self.working -= 1
+                deepum_add(&self.stays, 1)
+                pthread_mutex_unlock(&self.memory.lock)
+                deepum_sleep(1000000)      # the engine will ask again
+                return 0
+        status = self.memory.unmap_chunk(chunk)
+        if status:
+            self.give_up(b"memory could not be unmapped", status)
+            return -1
+        copy.began = deepum_now()
+        if chunk.retired:
+            return self.finish(copy, True)
+        status = self.start_copy(copy, True, stream)
+        if status:
+            self.give_up(b"a copy to the host failed", status)
+            return -1
+        return 1
+
+    cdef int finish(self, Copy* copy, bint out) noexcept nogil:
+        # The contents are where they should be. 0, or -1 if it failed.
+        cdef Chunk* chunk = copy.chunk
+        cdef uint64_t size = copy.blocks * BLOCK
+        cdef bint copied = chunk.host != NO_ROOM
+        cdef int status = 0
+        if not out:
+            status = self.memory.map_chunk(chunk, self.memory.frames.handle(copy.frame))
+            if status:
+                self.give_up(b"memory could not be mapped", status)
+                return -1
+        pthread_mutex_lock(&self.memory.lock)
+        if out:
+            self.memory.frames.give(copy.frame)
+            chunk.state = AWAY
+            self.say(copy.block, DEPARTED)
+            if chunk.retired:
+                self.say(copy.block, GONE)
+        else:
+            chunk.frame = copy.frame
+            chunk.state = MAPPED
+            self.say(copy.block, ARRIVED_CLEAN if copied else ARRIVED)
+            if chunk.retired:
+                chunk.state = DOOMED
+                self.hand(DROP, copy.block)
+                pthread_cond_broadcast(&self.work)
+        self.working -= 1
+        pthread_mutex_unlock(&self.memory.lock)
+        if copied:
+            deepum_add(&self.bytes_out if out else &self.bytes_in, size)
+            deepum_add(&self.moves_out if out else &self.moves_in, 1)
+            if self.marks is not None:
+                self.marks.put(MARK_OUT if out else MARK_IN, copy.began, deepum_now(), copy.block,
+                               copy.blocks, 0, 0)
+        return 0
+
+    def run_drops(self):
+        """Unmap what need not be kept until `stop`; call it in a thread of its own."""
+        cdef Chunk* chunk
+        cdef uint64_t block, began, blocks
+        cdef int status
+        cdef bint due
+        with nogil:
+            enter_driver()
+            status = cydriver.cuCtxSetCurrent(self.memory.context)
+            if status:
+                deepum_sleep(1000000)
+                status = cydriver.cuCtxSetCurrent(self.memory.context)
+            if status:
+                self.give_up(b"a thread that moves memory cannot begin", status)
+            while not self.over():
+                chunk = self.take(DROP, DROP, True)
+                if chunk == NULL:
+                    if deepum_load32(&self.stopping):
+                        break
+                    pthread_mutex_lock(&self.memory.lock)
+                    self.working -= 1      # its segment is gone already
+                    pthread_mutex_unlock(&self.memory.lock)
+                    continue
+                self.dawdle()
+                pthread_mutex_lock(&self.memory.lock)
+                due = chunk.state == DOOMED
+                if due:
+                    chunk.state = UNMAPPING
+                else:
+                    self.working -= 1      # called off
+                    deepum_add(&self.drops_refused, 1)
+                block = self.memory.map.block_of(chunk)
+                blocks = blocks_of(chunk)
+                pthread_mutex_unlock(&self.memory.lock)
+                if not due:
+                    continue
+                began = deepum_now()
+                status = self.memory.unmap_chunk(chunk)
+                if status:
+                    self.give_up(b"memory could not be unmapped", status)
+                    break
+                pthread_mutex_lock(&self.memory.lock)
+                self.memory.frames.give(chunk.frame)
+                chunk.state = AWAY
+                if chunk.wanted:
+                    chunk.wanted = False
+                    chunk.state = ENTERING
+                    self.hand(IN_DEMAND, block)
+                    pthread_cond_broadcast(&self.work)
+                elif chunk.retired:
+                    self.say(block, GONE)
+                self.working -= 1
+                pthread_mutex_unlock(&self.memory.lock)
+                deepum_add(&self.bytes_dropped, blocks * BLOCK)
+                if self.marks is not None:
+                    self.marks.put(MARK_DROP, began, deepum_now(), block, blocks, 0, 0)
+            leave_driver()
+
+    def stop(self):
+        """Ask the threads to return once what they were given is done."""
+        pthread_mutex_lock(&self.memory.lock)
+        deepum_store32(&self.stopping, 1)
+        pthread_cond_broadcast(&self.work)
+        pthread_mutex_unlock(&self.memory.lock)
