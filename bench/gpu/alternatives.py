@@ -91,6 +91,9 @@ class Fsdp2(Alternative):
             fully_shard(block, offload_policy=policy)
         return fully_shard(model, offload_policy=policy)
 
+    def optimizer(self, model: nn.Module, usual: Callable[[Any], Any]) -> Any:
+        return on_cpu(usual)(model.parameters())
+
 
 class DeepSpeed(Alternative):
     """ZeRO-Offload: gradients and optimizer in host memory."""
@@ -133,10 +136,10 @@ class TorchAo(Alternative):
     def optimizer(self, model: nn.Module, usual: Callable[[Any], Any]) -> Any:
         from torchao.optim import CPUOffloadOptimizer
 
-        kind, settings = usual.func, {**usual.keywords, "foreach": False}
-        if kind is torch.optim.AdamW:
-            settings |= {"fused": True}
-        return CPUOffloadOptimizer(model.parameters(), kind, offload_gradients=True, **settings)
+        fast = on_cpu(usual)
+        return CPUOffloadOptimizer(
+            model.parameters(), fast.func, offload_gradients=True, **fast.keywords
+        )
 
 
 class PagedAdamW(Alternative):
@@ -151,6 +154,13 @@ class PagedAdamW(Alternative):
         from bitsandbytes.optim import PagedAdamW as Paged
 
         return Paged(model.parameters(), **like(usual))
+
+
+def on_cpu(usual: functools.partial) -> functools.partial:
+    """Return a program's optimizer in the form that is fast on a CPU."""
+    if usual.func is torch.optim.AdamW:
+        return functools.partial(usual, foreach=False, fused=True)
+    return usual
 
 
 def like(usual: Callable[[Any], Any]) -> dict:

@@ -78,6 +78,10 @@ def batch_of(point: plan.Point) -> int:
 def base(task: dict, how: How) -> dict:
     """Return what is known of a point before it runs."""
     known = {key: task.get(key) for key in ("model", "batch", "mode", "steps")}
+    if task["mode"] in plan.ALTERNATIVES:
+        from alternatives import ALTERNATIVES
+
+        known["lines_changed"] = ALTERNATIVES[task["mode"]].lines_changed
     return known | (ALWAYS if how.whole_rows else {}) | {"limit_bytes": task.get("limit")}
 
 

@@ -136,7 +136,7 @@ def trained(task: dict, build, batch: int, backend, change) -> dict:
         made["bus_use"] = (made["bytes_in"] + made["bytes_out"]) / step_s / BUS_BOTH_WAYS
     if change is not None:  # what it moves, nobody counts
         moved = ("bytes_in", "bytes_out", "bytes_dropped")
-        made |= {**dict.fromkeys(moved), "lines_changed": change.lines_changed}
+        made |= dict.fromkeys(moved)
         if change.numerics:
             made["note"] = change.numerics
     return made

@@ -151,6 +151,7 @@ def test_an_alternative_that_cannot_run_is_a_row_that_says_why(
     assert made[1]["bitwise_equal"] is True
     assert made[2]["error"] == "not installed: bitsandbytes"
     assert made[2]["ratio"] == 2.0
+    assert [row.get("lines_changed") for row in made] == [None, 2, 1]
     assert "paged-adamw" not in [task["mode"] for task in machine.tasks]
 
 

@@ -69,6 +69,23 @@
   X(cuMemcpyHtoDAsync, 3020, cuMemcpyHtoDAsync_v2)                       \
   X(cuMemcpyDtoHAsync, 3020, cuMemcpyDtoHAsync_v2)                       \
   X(cuMemcpyDtoDAsync, 3020, cuMemcpyDtoDAsync_v2)                       \
+  X(cuMemcpy2D, 3020, cuMemcpy2D_v2)                                     \
+  X(cuMemcpy2DUnaligned, 3020, cuMemcpy2DUnaligned_v2)                   \
+  X(cuMemcpy2DAsync, 3020, cuMemcpy2DAsync_v2)                           \
+  X(cuMemcpy3D, 3020, cuMemcpy3D_v2)                                     \
+  X(cuMemcpy3DAsync, 3020, cuMemcpy3DAsync_v2)                           \
+  X(cuMemcpyPeer, 4000, cuMemcpyPeer)                                    \
+  X(cuMemcpyPeerAsync, 4000, cuMemcpyPeerAsync)                          \
+  X(cuMemcpyBatchAsync, 12080, cuMemcpyBatchAsync)                       \
+  X(cuMemcpyBatchAsync, 13000, cuMemcpyBatchAsync_v2)                    \
+  X(cuMemsetD16, 3020, cuMemsetD16_v2)                                   \
+  X(cuMemsetD16Async, 3020, cuMemsetD16Async)                            \
+  X(cuMemsetD2D8, 3020, cuMemsetD2D8_v2)                                 \
+  X(cuMemsetD2D8Async, 3020, cuMemsetD2D8Async)                          \
+  X(cuMemsetD2D16, 3020, cuMemsetD2D16_v2)                               \
+  X(cuMemsetD2D16Async, 3020, cuMemsetD2D16Async)                        \
+  X(cuMemsetD2D32, 3020, cuMemsetD2D32_v2)                               \
+  X(cuMemsetD2D32Async, 3020, cuMemsetD2D32Async)                        \
   X(cuMemsetD8, 3020, cuMemsetD8_v2)                                     \
   X(cuMemsetD32, 3020, cuMemsetD32_v2)                                   \
   X(cuMemsetD8Async, 3020, cuMemsetD8Async)                              \
