@@ -27,6 +27,7 @@ cdef class Foresight:
     cdef uint32_t slots
     cdef Node* nodes
     cdef uint32_t node_count, node_capacity, spare
+    cdef uint32_t strangers    # latest launches in a row that were not foreseen
     cdef bint filed            # whether resident blocks are filed, which they are once needed
     cdef Furthest due          # resident blocks by next use; checked when popped
     cdef Furthest aside        # of these, what cannot go before the running launch has ended

@@ -25,6 +25,8 @@ cdef uint64_t NEVER = 0xFFFFFFFFFFFFFFFF
 cdef enum:
     STRIDE = 64                # kernels looked up at one launch
     LOOKS = 64                 # blocks looked at before giving up
+    STRANGERS = 4              # launches in a row that may be others than foreseen: a tensor that
+    #                            lies elsewhere in each step makes a kernel another one
 
 
 @cython.final
@@ -99,11 +101,16 @@ cdef class Foresight:
         return 0
 
     cdef int follow(self, Engine engine, uint64_t seq, uint32_t kernel) except -1 nogil:
-        # A launch: as foreseen, or all has to be looked up again.
+        # A launch: as foreseen, or in its place, or all has to be looked up again.
         self.grow(engine)
         self.note(kernel, seq)
-        if self.reached < seq or self.expected[seq % MAX_LAP] != kernel:
-            self.begin(engine)
+        if self.reached >= seq and self.expected[seq % MAX_LAP] == kernel:
+            self.strangers = 0
+        else:
+            self.strangers += 1
+            if self.reached < seq or self.strangers > STRANGERS:
+                self.strangers = 0
+                self.begin(engine)
         return self.look(engine, STRIDE)
 
     cdef int look(self, Engine engine, uint32_t steps) except -1 nogil:
