@@ -326,10 +326,9 @@ cdef class Launches:
         return self.learn(handle)
 
     cdef Function learn(self, void* handle) noexcept nogil:
-        cdef int tries
         cdef Function f = self.learn_once(handle)
         # Where memory is exact, a kernel whose parameters are not known finds none of it.
-        for tries in range(3):
+        for _ in range(3):
             if f.sure or not self.feed.exact:
                 break
             deepum_sleep(1000000)
