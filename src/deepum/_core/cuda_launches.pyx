@@ -232,6 +232,7 @@ cdef struct Function:
     uint32_t number        # of its name
     uint32_t count
     uint32_t* sizes        # bytes of each parameter
+    bint sure              # the driver told of them
 
 
 # What launches without a kernel of their own are called.
@@ -325,6 +326,16 @@ cdef class Launches:
         return self.learn(handle)
 
     cdef Function learn(self, void* handle) noexcept nogil:
+        cdef Function f = self.learn_once(handle)
+        # Where memory is exact, a kernel whose parameters are not known finds none of it.
+        for _ in range(3):
+            if f.sure or not self.feed.exact:
+                break
+            deepum_sleep(1000000)
+            f = self.learn_once(handle)
+        return f
+
+    cdef Function learn_once(self, void* handle) noexcept nogil:
         # First launch of a kernel: its name and parameters, and load it. Loading waits for the
         # device and must not do so behind a closed gate.
         cdef Function f
@@ -333,6 +344,7 @@ cdef class Launches:
         cdef uint32_t sizes[1024]
         cdef uint32_t place
         cdef bint library
+        cdef int status = 0
         cdef cydriver.CUfunction function = <cydriver.CUfunction>handle
         memset(&f, 0, sizeof(f))
         f.handle = handle
@@ -353,13 +365,15 @@ cdef class Launches:
         f.name = hash_bytes(name, strlen(name)) if name != NULL else <uint64_t>handle
         while f.count < 1024:
             if library:
-                if cydriver.cuKernelGetParamInfo(
-                        <cydriver.CUkernel>handle, f.count, &offset, &size):
-                    break
-            elif cydriver.cuFuncGetParamInfo(function, f.count, &offset, &size):
+                status = cydriver.cuKernelGetParamInfo(
+                    <cydriver.CUkernel>handle, f.count, &offset, &size)
+            else:
+                status = cydriver.cuFuncGetParamInfo(function, f.count, &offset, &size)
+            if status:
                 break
             sizes[f.count] = <uint32_t>size
             f.count += 1
+        f.sure = f.count > 0 or status == cydriver.CUDA_ERROR_INVALID_VALUE    # it has none
         if f.count == 0:
             self.no_parameters += 1
         if name != NULL:
@@ -370,7 +384,7 @@ cdef class Launches:
             return f
         memcpy(f.sizes, sizes, f.count * sizeof(uint32_t))
         pthread_mutex_lock(&self.lock)
-        if self.known * 2 < self.mask:
+        if self.known * 2 < self.mask and (f.sure or not self.feed.exact):
             place = <uint32_t>((<uint64_t>handle * <uint64_t>0x9E3779B97F4A7C15) >> 40) & self.mask
             while self.functions[place].handle != NULL and self.functions[place].handle != handle:
                 place = (place + 1) & self.mask

@@ -43,6 +43,7 @@ cdef class VmmMemory:
     cdef int make_frame(self, uint32_t size, uint32_t* frame) noexcept nogil
     cdef int fill_frame(self, uint32_t frame) noexcept nogil
     cdef void empty_frame(self, uint32_t frame) noexcept nogil
+    cdef void shed(self) noexcept nogil
     cdef void give_frame(self, uint32_t frame) noexcept nogil
     cdef int map_chunk(self, Chunk* chunk, uint64_t handle) noexcept nogil
     cdef int unmap_chunk(self, Chunk* chunk) noexcept nogil

@@ -64,6 +64,7 @@ cdef void release(void* pointer, size_t size, int device, void* stream) noexcept
     if size and not deepum_load32(&_memory.feed.attached):
         cydriver.cuCtxSynchronize()
         _memory.drop_segment(<uint64_t>pointer, size)
+        _memory.shed()
     leave_driver()
 
 
@@ -141,7 +142,8 @@ cdef class VmmMemory:
         if status:
             raise BackendError(f"the driver makes no stream (CUDA error {status})")
         self.put_away()
-        self.forget_frames()
+        if self.frames is not None:
+            self.shed()
         size = CLASSES * (blocks + LARGEST) * BLOCK
         with nogil:
             status = cydriver.cuMemAddressReserve(
@@ -226,22 +228,25 @@ cdef class VmmMemory:
         self.frames.give(frame)
         pthread_mutex_unlock(&self.lock)
 
-    def forget_frames(self):
-        """Give the frames that nobody uses, and the addresses of their aliases, back."""
-        cdef uint32_t frame
-        if self.frames is None:
-            return
-        with nogil:
-            while True:
-                pthread_mutex_lock(&self.lock)
-                frame = self.frames.spare(CLASSES)
-                pthread_mutex_unlock(&self.lock)
-                if frame == NO_FRAME_AT_ALL:
-                    break
-                self.empty_frame(frame)
-            if self.frames.made == 0 and self.alias_span:
-                cydriver.cuMemAddressFree(self.alias_base, self.alias_span)
-                self.alias_span = 0
+    cdef void shed(self) noexcept nogil:
+        # Give back what nothing is in, while no session needs it.
+        cdef uint32_t frame, i
+        while True:
+            pthread_mutex_lock(&self.lock)
+            frame = self.frames.spare(CLASSES)
+            pthread_mutex_unlock(&self.lock)
+            if frame == NO_FRAME_AT_ALL:
+                break
+            self.empty_frame(frame)
+        if self.frames.made == 0 and self.alias_span:
+            cydriver.cuMemAddressFree(self.alias_base, self.alias_span)
+            self.alias_span = 0
+        pthread_mutex_lock(&self.lock)
+        if self.hosts.used == 0:
+            for i in range(self.hosts.count):
+                cydriver.cuMemFreeHost(<void*>self.hosts.slabs[i].address)
+            self.hosts.clear()
+        pthread_mutex_unlock(&self.lock)
 
     cdef int map_chunk(self, Chunk* chunk, uint64_t handle) noexcept nogil:
         # From now on the program sees it.
@@ -577,22 +582,12 @@ cdef class VmmMemory:
 
     def end(self):
         """Give back what a session needed and the program does not."""
-        self.forget_frames()
-        self.forget_hosts()
+        if self.frames is not None:
+            self.shed()
         if self.stream != NULL:
             with nogil:
                 cydriver.cuStreamDestroy(self.stream)
             self.stream = NULL
-
-    def forget_hosts(self):
-        """Give the pinned memory back if nothing is in it."""
-        cdef uint32_t i
-        if self.hosts.used:
-            return
-        with nogil:
-            for i in range(self.hosts.count):
-                cydriver.cuMemFreeHost(<void*>self.hosts.slabs[i].address)
-        self.hosts = HostPool(self.hosts.limit)
 
     @property
     def side_stream(self):

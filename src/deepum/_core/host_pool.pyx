@@ -101,6 +101,13 @@ cdef class HostPool:
                 slab.longest[i] = max(slab.longest[2 * i], slab.longest[2 * i + 1])
         self.used -= <uint64_t>1 << size
 
+    cdef void clear(self) noexcept nogil:
+        # All slabs are gone.
+        cdef uint32_t i
+        for i in range(self.count):
+            free(self.slabs[i])
+        self.count = 0
+
     cdef uint64_t address(self, uint32_t place) noexcept nogil:
         return (self.slabs[place >> SLAB_BITS].address
                 + (<uint64_t>(place & (SLAB_BLOCKS - 1)) << 21))

@@ -479,7 +479,7 @@ class GpuBackend:
         """Counts since the start, a dict; see `deepum.Session.stats`."""
         if self._faults is not None and self._ended is None:
             self._faults.flush()
-        counts = self.conductor.counts
+        counts: dict[str, Any] = self.conductor.counts
         counts.update(self.feed.counts)
         counts.update(self.mover.counts)
         steps = self.conductor.steps

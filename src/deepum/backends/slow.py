@@ -64,7 +64,7 @@ class SlowSteps:
             usual = statistics.median(self._times)
             more = time_s - usual
             additional = memory - statistics.median(self._memory)
-            if time_s > TIMES * usual and additional > SHARE * more:
+            if usual and time_s > TIMES * usual and additional > SHARE * more:
                 self.said = True
                 text = _text(step, time_s, usual, moved, stats)
         self._times.append(time_s)

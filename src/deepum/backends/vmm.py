@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from deepum.backends import gpu
 from deepum.backends.gpu import GpuBackend
 from deepum.cuda.device import host_available
-from deepum.errors import DeepUMError
+from deepum.errors import BackendError, DeepUMError
 from deepum.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -78,9 +78,10 @@ class VmmBackend(GpuBackend):
         # What is on its way has a place on both sides, and free places may be in pieces.
         margin = max(budget // 8, 4 * mib * 2**20)
         allowed = max(budget, max(0, budget - margin) + self.host_bytes * 15 // 16)
-        memory.begin(
-            cuda_memory.current_context(), budget, self.host_bytes, allowed, mib * 2**20 // _BLOCK
-        )
+        context = cuda_memory.current_context()
+        if not context:
+            raise BackendError("the driver tells of no CUDA context in this thread")
+        memory.begin(context, budget, self.host_bytes, allowed, mib * 2**20 // _BLOCK)
 
     def _engine_options(self) -> dict[str, Any]:
         return {"gated": True, "drop_clean": True}
