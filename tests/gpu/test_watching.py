@@ -23,7 +23,9 @@ def training():
     torch.manual_seed(0)
     layers = [torch.nn.Linear(2048, 2048, device="cuda") for _ in range(4)]
     model = torch.nn.Sequential(*layers)
-    return model, torch.optim.AdamW(model.parameters()), torch.randn(256, 2048, device="cuda")
+    # One kernel for each tensor: none needs more than the budgets here.
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    return model, optimizer, torch.randn(256, 2048, device="cuda")
 
 
 def test_a_recorded_run_simulates(tmp_path: Path) -> None:
@@ -51,6 +53,7 @@ def test_emptying_the_cache_gives_managed_memory_back() -> None:
     import deepum
 
     with deepum.Session("arguments", memory_limit="256MiB", backend="managed") as live:
+        others = live.stats["managed_bytes"]  # of what ran before in this process
         kept = torch.ones(4 * MIB, device="cuda")
         gone = [torch.ones(8 * MIB, device="cuda") for _ in range(4)]
         torch.cuda.synchronize()
@@ -64,7 +67,7 @@ def test_emptying_the_cache_gives_managed_memory_back() -> None:
         del kept
         torch.cuda.empty_cache()  # what was left in the pool before
         torch.cuda.synchronize()
-        assert live.stats["managed_bytes"] <= 64 * MIB
+        assert live.stats["managed_bytes"] <= others + 64 * MIB
 
 
 def test_counters_agree_with_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,11 +88,12 @@ def test_counters_agree_with_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
         with deepum.Session("noop", memory_limit="160MiB", backend="managed") as live:
             if live.stats["fault_source"] != source:
                 pytest.skip(f"faults come from {live.stats['fault_source']} here, not {source}")
-            before = live.stats["fault_records"]
             parts = training()
             for _ in range(4):
                 step(*parts)
             torch.cuda.synchronize()
-            counted[source] = live.stats["fault_records"] - before
+            # Blocks: of what the queue tells one by one, CUPTI makes a record for many.
+            counted[source] = live.stats["faults"]
+        del parts
     assert counted["cupti"] > 0
     assert 0.2 < counted["cupti"] / counted["uvm-tools"] < 5

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 OPTIONS: dict[str, Any] = {
     **gpu.OPTIONS,
-    "chunk_mib": 32,
+    "chunk_mib": 16,
     "ahead": 256,
 }
 """Options of sessions of this kind: `deepum.backends.gpu.OPTIONS`, and these.

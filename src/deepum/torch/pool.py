@@ -94,6 +94,9 @@ class ManagedPool:
         if self._open:
             self._open = False
             self._torch.cuda.MemPool.__init__ = self._make
+            self._torch.cuda.synchronize()
+            if clear := getattr(self._torch._C, "_cuda_clearCublasWorkspaces", None):
+                clear()  # cuBLAS's are PyTorch's for good otherwise, 32 MiB for each handle
             self._end()
             self._theirs.clear()
             self._empty_cache()
