@@ -132,8 +132,9 @@ def test_a_timeline_becomes_a_chrome_trace(driver: Driver) -> None:
 
     path = Path(tempfile.mkdtemp()) / "live.trace"
     out = path.with_suffix(".json")
-    driver.delay("exec:prefetch", 2_000_000)  # however fast the machine is, some kernels wait
-    recorded(driver, path, "chained", 6, says=True)
+    # Moves that take longer than all kernels, none of them begun ahead: some kernels must wait.
+    driver.delay("exec:prefetch", 10_000_000)
+    recorded(driver, path, "noop", 6, says=True)
     done = CliRunner().invoke(cli, ["info", str(path), "--perfetto", str(out)])
     assert done.exit_code == 0, done.output
     events = json.loads(out.read_text())["traceEvents"]
