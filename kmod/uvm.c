@@ -161,8 +161,8 @@ static int deepum_uvm_notified(struct kprobe *probe, struct pt_regs *regs)
 static struct kprobe deepum_uvm_probe;
 
 /*
- * In two steps, for the sake of the error: some kernels (7.3) say of a probe that they had no memory
- * to arm that it was registered.
+ * In two steps, for the sake of the error: some kernels (7.3) say of a probe that they had no
+ * memory to arm that it was registered.
  */
 static int deepum_uvm_start(void)
 {
