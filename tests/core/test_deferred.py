@@ -22,17 +22,25 @@ def test_it_is_idle_when_everything_was_told_and_not_when_it_was_only_taken() ->
     assert isinstance(deferred, DeferredPolicy)
     e = engine(4, deferred)
     e.event("manage", address=0, bytes=4 * BLOCK)
-    assert deferred.idle
+    idle = [deferred.idle]
     e.event("alloc", address=0, bytes=BLOCK)
-    assert not deferred.idle  # its thread has not woken up yet
+    idle.append(deferred.idle)  # its thread has not woken up yet
     assert deferred.take(0) == [("on_alloc", 0, 0, 0, BLOCK)]
-    assert not deferred.idle  # the hook runs
+    idle.append(deferred.idle)  # the hook runs
     e.event("alloc", address=BLOCK, bytes=BLOCK)
     assert len(deferred.take(0) or ()) == 1
-    assert not deferred.idle
+    idle.append(deferred.idle)
     assert deferred.take(0) == []
-    assert deferred.idle
-    e.event("alloc", address=2 * BLOCK, bytes=BLOCK)
+    idle.append(deferred.idle)
+    assert idle == [True, False, False, False, True]
+
+
+def test_it_is_idle_when_nobody_is_told_any_more() -> None:
+    deferred = make_native(Listening(), None, DeferredPolicy)
+    assert isinstance(deferred, DeferredPolicy)
+    e = engine(4, deferred)
+    e.event("manage", address=0, bytes=4 * BLOCK)
+    e.event("alloc", address=0, bytes=BLOCK)
     deferred.close()
-    assert deferred.idle  # nobody is told any more
+    assert deferred.idle
     assert deferred.take(0) is None
