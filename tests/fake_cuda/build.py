@@ -13,6 +13,11 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+# Large arrays stay in a heap of huge pages: faults would take most of the tests' time.
+MALLOC = ":".join(
+    f"glibc.malloc.{name}"
+    for name in ("hugetlb=1", "mmap_threshold=1073741824", "trim_threshold=4294967296")
+)
 SANITIZERS = {"": "", "thread": "libtsan.so", "address": "libasan.so"}
 
 
@@ -104,7 +109,8 @@ def environment(sanitize: str = "", *, with_core: bool = False, **extra: str) ->
     env.setdefault("OPENBLAS_NUM_THREADS", "1")  # no threads before a fork
     if with_core:
         env["PYTHONPATH"] = str(core(sanitize) / "src")
-    env["TSAN_OPTIONS"] = "die_after_fork=0 exitcode=66"
+    env["GLIBC_TUNABLES"] = MALLOC
+    env["TSAN_OPTIONS"] = f"die_after_fork=0 exitcode=66 suppressions={HERE / 'tsan.supp'}"
     env["ASAN_OPTIONS"] = "detect_leaks=0 exitcode=66"
     if sanitize:
         env["LD_PRELOAD"] = runtime(sanitize)

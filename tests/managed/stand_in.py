@@ -30,6 +30,8 @@ class OutOfMemoryError(Exception):
 class CachingAllocator:
     """PyTorch's caching allocator in small: segments, blocks split and merged, each a stream's."""
 
+    segment = SEGMENT
+
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self.lock = threading.Lock()
@@ -59,7 +61,8 @@ class CachingAllocator:
         return Array(at, count)
 
     def _segment(self, size: int, key: int) -> tuple[int, int]:
-        whole = SEGMENT if size <= SEGMENT // 2 else -(-size // BLOCK) * BLOCK
+        small = size <= self.segment // 2
+        whole = self.segment if small else -(-size // BLOCK) * BLOCK
         if self.allocate is None:
             address: int | None = self.driver.memory(whole // 4).address
         else:

@@ -96,14 +96,14 @@ def test_pointers_in_a_struct_and_tables_gathered_from(driver: Driver) -> None:
     assert driver.get("bytes_in_fault") == 0
 
 
-def churn(program: Program, rounds: int) -> None:
+def churn(program: Program, rounds: int, words: int = WORDS) -> None:
     """Do at random what programs do, and look at the data now and then."""
     for _ in range(rounds):
         live = list(program.tensors)
         choice = program.random.integers(10)
         if choice < 3 or len(live) < 8:
             program.new(
-                int(program.random.integers(64, 2 * WORDS)), int(program.random.integers(99))
+                int(program.random.integers(64, 2 * words)), int(program.random.integers(99))
             )
         elif choice < 5 or len(live) > 40:
             program.drop(int(program.random.choice(live)))

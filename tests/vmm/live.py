@@ -11,9 +11,11 @@ from tests.fake_cuda.steer import Driver
 from tests.managed.stand_in import Machine
 
 CARD = 1 << 30
-BUDGET = 128 << 20  # the least there may be: 64 blocks
+BUDGET = 32 << 20  # less than a user may have: moves of real bytes take these tests' time
 HOST = 512 << 20
-LAYERS, WORDS = 24, (3 << 20) // 4  # weights of 72 MiB and as much in activations
+SEGMENT = 6 << 20
+LAYERS, WORDS = 16, (5 << 18) // 4  # weights of 20 MiB and as much in activations
+OPTIONS = {"host_limit": HOST, "chunk_mib": 2}
 POLICIES = ("chained", "arguments", "single-level", "noop")
 
 
@@ -24,7 +26,12 @@ def machine_for(driver: Driver) -> Machine:
         reason="the core was built without CUDA: pip install cuda-python nvidia-cuda-runtime, "
         "and build again",
     )
+    from deepum.backends import gpu
+    from deepum.machine import BLOCK_BYTES
+
+    gpu._MINIMUM = BUDGET // BLOCK_BYTES
     machine = Machine(driver)
+    machine.allocator.segment = SEGMENT
     machine.stand_in()
     return machine
 
@@ -50,7 +57,7 @@ def session(
         policy,
         memory_limit=limit,
         without=without,
-        options={"host_limit": host, **options},
+        options={**OPTIONS, "host_limit": host, **options},
         trace=trace,
     )
     backend.start()

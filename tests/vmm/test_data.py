@@ -17,7 +17,7 @@ MS = 1_000_000
 
 @on_fake(memory_bytes=CARD)
 def test_what_fits_never_moves_and_never_waits(driver: Driver) -> None:
-    with session(driver, limit=512 << 20) as (backend, machine):
+    with session(driver, limit=128 << 20) as (backend, machine):
         training(Program(machine), LAYERS, WORDS, 3)
         stats = backend.stats
     assert stats["bytes_in"] == stats["bytes_out"] == stats["bytes_dropped"] == 0
@@ -39,9 +39,17 @@ def test_training_is_right_while_kernels_lag(driver: Driver, policy: str) -> Non
 
 
 @on_fake(memory_bytes=CARD)
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("work", ["exec:copy", "exec:copy_end", "cuMemMap", "cuMemUnmap"])
-def test_training_is_right_while_moves_lag(driver: Driver, policy: str, work: str) -> None:
+@pytest.mark.parametrize(
+    ("work", "policy"),
+    [
+        ("exec:copy", "chained"),
+        ("exec:copy_end", "noop"),
+        ("exec:copy_end", "single-level"),
+        ("cuMemMap", "arguments"),
+        ("cuMemUnmap", "chained"),
+    ],
+)
+def test_training_is_right_while_moves_lag(driver: Driver, work: str, policy: str) -> None:
     with session(driver, policy, delay_us=300) as (_, machine):
         driver.delay(work, 0, 2 * MS)
         training(Program(machine), LAYERS, WORDS, 2)
@@ -76,24 +84,23 @@ def test_the_default_stream_is_followed_too(driver: Driver) -> None:
 
 
 @on_fake(memory_bytes=CARD)
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("seed", [1, 2])
-def test_random_programs_are_right(driver: Driver, policy: str, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "policy"), [*enumerate(POLICIES)])
+def test_random_programs_are_right(driver: Driver, seed: int, policy: str) -> None:
     with session(driver, policy, delay_us=200) as (_, machine):
         driver.delay("exec:kernel_end", 0, MS // 2)
-        churn(Program(machine, seed), 400)
+        churn(Program(machine, seed), 300, WORDS)
 
 
 @on_fake(memory_bytes=CARD)
-@pytest.mark.parametrize("chunk", [2, 8, 64])
+@pytest.mark.parametrize("chunk", [2, 16, 64])
 def test_random_programs_are_right_in_other_chunks(driver: Driver, chunk: int) -> None:
     with session(driver, chunk_mib=chunk) as (_, machine):
         driver.delay("exec:kernel_end", 0, MS // 2)
-        churn(Program(machine, chunk), 300)
+        churn(Program(machine, chunk), 200, WORDS)
 
 
 @on_fake(memory_bytes=CARD)
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ["chained", "noop"])
 def test_threads_and_streams_side_by_side(driver: Driver, policy: str) -> None:
     errors: list[BaseException] = []
     with session(driver, policy, delay_us=200) as (_, machine):
@@ -103,7 +110,7 @@ def test_threads_and_streams_side_by_side(driver: Driver, policy: str) -> None:
         def work(seed: int) -> None:
             try:
                 driver.enter()
-                churn(Program(machine, seed), 120)
+                churn(Program(machine, seed), 80, WORDS)
             except BaseException as error:
                 errors.append(error)
 
@@ -139,7 +146,7 @@ def test_policies_are_swapped_while_the_program_runs(driver: Driver) -> None:
         program = Program(machine, 3)
         for policy in ("noop", "arguments", "single-level", "chained"):
             backend.policy = policy
-            churn(program, 60)
+            churn(program, 60, WORDS)
         assert backend.stats["policy"] == "chained"
 
 
@@ -148,12 +155,12 @@ def test_from_all_on_the_device_to_too_much_and_back(driver: Driver) -> None:
     """Launches that were made without a gate still run when the first chunk has to leave."""
     with session(driver) as (backend, machine):
         program = Program(machine)
-        for _ in range(4):
+        for _ in range(2):
             driver.delay("exec:kernel_end", MS, 2 * MS)
             few = [program.new(WORDS, k) for k in range(12)]
             for k in range(11):
                 program.axpy(few[k], few[k + 1], 3)
-            more = [program.new(2 * WORDS, k) for k in range(30)]  # 180 MiB: too much
+            more = [program.new(2 * WORDS, k) for k in range(30)]  # 75 MiB: too much
             for k in range(11):
                 program.axpy(few[k], more[k], 5)
             driver.delay("exec:kernel_end", 0, 0)

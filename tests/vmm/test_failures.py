@@ -4,6 +4,7 @@
 import random
 import threading
 import warnings
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from tests.fake_cuda.harness import on_fake
 from tests.fake_cuda.steer import CudaError, Driver
 from tests.managed.stand_in import OutOfMemoryError, Program, training
 
-from .live import BUDGET, CARD, LAYERS, WORDS, machine_for
+from .live import BUDGET, CARD, LAYERS, OPTIONS, WORDS, machine_for
 
 UNKNOWN, OUT_OF_MEMORY = 999, 2
 ALWAYS = 1 << 40
@@ -51,7 +52,7 @@ def run(driver: Driver, lag: bool = True) -> tuple[str, Any]:
         driver.delay("exec:kernel_end", 100_000, 1_000_000)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        backend = VmmBackend(memory_limit=BUDGET, options={"host_limit": "512MiB"})
+        backend = VmmBackend(memory_limit=BUDGET, options=OPTIONS)
         try:
             backend.start()
         except DeepUMError as error:
@@ -70,9 +71,8 @@ def run(driver: Driver, lag: bool = True) -> tuple[str, Any]:
 
 
 @on_fake(memory_bytes=CARD)
-@pytest.mark.parametrize("function", SESSION_ONLY)
-@pytest.mark.parametrize("nth", [1, 9])
-def test_a_call_fails_once(driver: Driver, function: str, nth: int) -> None:
+@pytest.mark.parametrize(("nth", "function"), [*zip(cycle([1, 9]), SESSION_ONLY, strict=False)])
+def test_a_call_fails_once(driver: Driver, nth: int, function: str) -> None:
     driver.fail(function, nth, UNKNOWN, 1)
     outcome, _ = run(driver)
     assert outcome in ("right", "refused")
@@ -90,7 +90,7 @@ def test_a_call_fails_for_good(driver: Driver, function: str) -> None:
 
 
 @on_fake(memory_bytes=CARD)
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_any_call_at_all_fails(driver: Driver, seed: int) -> None:
     """Of the program's own calls, the program is told."""
     nth = random.Random(seed).choice([*range(1, 60), *range(60, 2500, 97)])
@@ -108,16 +108,16 @@ def test_the_device_is_lost_in_the_midst_of_a_move(driver: Driver, work: str) ->
     assert driver.get("lost") == 719
 
 
-@on_fake(memory_bytes=CARD, other_bytes=CARD - (96 << 20))
+@on_fake(memory_bytes=CARD, other_bytes=CARD - (24 << 20))
 def test_the_card_has_less_free_than_it_seemed(driver: Driver) -> None:
     """Another program takes memory after the session began."""
     driver.set("other_bytes", 0)
     from deepum.backends.vmm import VmmBackend
 
     machine = machine_for(driver)
-    backend = VmmBackend(memory_limit=BUDGET, options={"host_limit": "512MiB"})
+    backend = VmmBackend(memory_limit=BUDGET, options=OPTIONS)
     backend.start()
-    driver.set("other_bytes", CARD - (96 << 20))
+    driver.set("other_bytes", CARD - (24 << 20))
     program = Program(machine)
     with pytest.raises(CudaError):
         for k in range(80):

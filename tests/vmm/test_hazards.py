@@ -11,13 +11,13 @@ from tests.fake_cuda.harness import on_fake
 from tests.fake_cuda.steer import CudaError, Driver, Many
 from tests.managed.stand_in import OutOfMemoryError, Program, training
 
-from .live import BUDGET, CARD, WORDS, machine_for, session
+from .live import BUDGET, CARD, OPTIONS, WORDS, machine_for, session
 
 MS = 1_000_000
 
 
 def crowd(program: Program, count: int = 60) -> list[int]:
-    """Make more tensors than the budget holds (180 MiB), so that the first ones have left."""
+    """Make more tensors than the budget holds (75 MiB), so that the first ones have left."""
     return [program.new(WORDS, k) for k in range(count)]
 
 
@@ -31,11 +31,11 @@ def test_kernels_are_loaded_before_a_gate_closes(driver: Driver) -> None:
             try:
                 driver.enter()
                 program = Program(machine, seed)
-                tensors = crowd(program, 40)
+                tensors = crowd(program, 30)
                 for k in range(8):  # new kernels, with their memory away
-                    program.axpy(tensors[k], tensors[k + 20], 3)
+                    program.axpy(tensors[k], tensors[k + 15], 3)
                 for k in range(8):
-                    program.copy(tensors[k], tensors[k + 20])
+                    program.copy(tensors[k], tensors[k + 15])
                 program.reduce(tensors[0])
                 program.check_all()
             except BaseException as error:
@@ -56,7 +56,7 @@ def test_the_drivers_queue_does_not_fill_behind_a_gate(driver: Driver, ahead: in
         program = Program(machine)
         tensors = crowd(program)
         driver.delay("exec:copy_end", 20 * MS)
-        for k in range(1500):
+        for k in range(500):  # the driver takes about 340 launches
             program.axpy(tensors[k % 50], tensors[(k + 1) % 50], 3)
         driver.delay("exec:copy_end", 0)
         program.check_all()
@@ -125,7 +125,7 @@ def wide(program: Program, tensors: list[int]) -> None:
 def test_a_launch_larger_than_the_budget(driver: Driver, chunk: int) -> None:
     with session(driver, chunk_mib=chunk) as (backend, machine):
         program = Program(machine)
-        tensors = [program.new(2 * WORDS, k) for k in range(30)]  # 180 MiB
+        tensors = [program.new(2 * WORDS, k) for k in range(30)]  # 75 MiB
         for _ in range(3):
             wide(program, tensors)
             program.axpy(tensors[0], tensors[1], 3)
@@ -140,7 +140,7 @@ def test_a_launch_larger_than_the_budget_where_the_host_cannot_help(driver: Driv
     from deepum.backends.vmm import VmmBackend
 
     machine = machine_for(driver)
-    backend = VmmBackend(memory_limit=BUDGET, options={"host_limit": "512MiB"})
+    backend = VmmBackend(memory_limit=BUDGET, options=OPTIONS)
     backend.start()
     program = Program(machine)
     tensors = [program.new(2 * WORDS, k) for k in range(30)]
@@ -172,7 +172,7 @@ def test_the_host_gives_less_than_it_seemed_to_have(driver: Driver) -> None:
     from deepum.backends.vmm import VmmBackend
 
     machine = machine_for(driver)
-    backend = VmmBackend(memory_limit=BUDGET, options={"host_limit": "512MiB"})
+    backend = VmmBackend(memory_limit=BUDGET, options=OPTIONS)
     backend.start()
     driver.fail("cuMemHostAlloc", 1, 2, 1 << 40)
     program = Program(machine)

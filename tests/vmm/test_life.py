@@ -14,7 +14,7 @@ from tests.managed.stand_in import Program, training
 from tests.managed.test_fork import _work, ended
 from tests.managed.test_life import threads
 
-from .live import BUDGET, CARD, LAYERS, WORDS, machine_for, nothing_harmed, session
+from .live import BUDGET, CARD, LAYERS, OPTIONS, WORDS, machine_for, nothing_harmed, session
 
 MS = 1_000_000
 FRAMES = ("frame_bytes", "host_frame_bytes", "frames", "mappings")
@@ -86,7 +86,7 @@ def test_memory_of_one_session_is_the_next_ones_too(driver: Driver) -> None:
     with session(driver, machine=machine):
         program = Program(machine)
         training(program, LAYERS, WORDS, 1)
-    with session(driver, "arguments", machine=machine, limit=160 << 20):
+    with session(driver, "arguments", machine=machine, limit=BUDGET + (8 << 20)):
         for k in range(LAYERS - 1):
             program.axpy(k, k + 1, 3)
         program.check_all()
@@ -191,7 +191,7 @@ def test_the_interpreter_ends_with_a_session_open(driver: Driver, how: str) -> N
     from deepum.backends.vmm import VmmBackend
 
     machine = machine_for(driver)
-    backend = VmmBackend(memory_limit=BUDGET, options={"host_limit": "512MiB"})
+    backend = VmmBackend(memory_limit=BUDGET, options=OPTIONS)
     backend.start()
     program = Program(machine)
     training(program, LAYERS, WORDS, 1)
@@ -214,9 +214,7 @@ def test_a_session_is_named_by_its_memory(driver: Driver) -> None:
     import deepum
 
     machine = machine_for(driver)
-    with deepum.Session(
-        memory="vmm", memory_limit=BUDGET, options={"host_limit": "512MiB"}
-    ) as opened:
+    with deepum.Session(memory="vmm", memory_limit=BUDGET, options=OPTIONS) as opened:
         assert opened.backend == "vmm"
         program = Program(machine)
         training(program, LAYERS, WORDS, 1)

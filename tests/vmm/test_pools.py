@@ -75,6 +75,8 @@ def test_host_places_never_overlap_and_free_ones_become_whole(
                 place = sorted(taken)[which % len(taken)]
                 pool.gave(place, taken.pop(place))
             continue
+        if taken:
+            assert pool.remove_slab() == 0
         place = pool.ask(size)
         if place is None:
             grown = pool.add_slab((slabs + 1) << 40)
@@ -97,8 +99,13 @@ def test_host_places_never_overlap_and_free_ones_become_whole(
         assert pool.used == sum(1 << kind for kind in taken.values())
     for place, size in taken.items():
         pool.gave(place, size)
-    for _ in range(slabs):
-        assert pool.ask(7) is not None
+    whole = [pool.ask(7) for _ in range(slabs)]
+    assert pool.ask(0) is None
+    for place in whole:
+        assert place is not None
+        pool.gave(place, 7)
+    assert sorted(pool.remove_slab() >> 40 for _ in range(slabs)) == [*range(1, slabs + 1)]
+    assert pool.remove_slab() == 0
     assert pool.ask(0) is None
 
 

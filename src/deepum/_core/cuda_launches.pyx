@@ -373,9 +373,11 @@ cdef class Launches:
                 break
             sizes[f.count] = <uint32_t>size
             f.count += 1
-        f.sure = f.count > 0 or status == cydriver.CUDA_ERROR_INVALID_VALUE    # it has none
+        # It has none if the driver says so, and has told which kind of handle it is.
+        f.sure = f.count > 0 or (
+            name != NULL and status == cydriver.CUDA_ERROR_INVALID_VALUE)
         if f.count == 0:
-            self.no_parameters += 1
+            deepum_add(&self.no_parameters, 1)
         if name != NULL:
             f.number = self.note_name(name)
         f.sizes = <uint32_t*>malloc(f.count * sizeof(uint32_t) + 1)
@@ -495,8 +497,8 @@ cdef void enter_launch(uint32_t id, const CallData* data) noexcept nogil:
     cdef const Memcpy* copy = NULL
     cdef uint64_t pointers[MAX_POINTERS]
     cdef uint32_t count = 0, i, slot = 0
-    cdef uint64_t low = _launches.feed.map.low
-    cdef uint64_t span = _launches.feed.map.high - low
+    cdef uint64_t low = deepum_load(&_launches.feed.map.low)
+    cdef uint64_t high = deepum_load(&_launches.feed.map.high), span = high - low
     cdef uint64_t exec_id, seq, kernel
     cdef bint waits = False, per_thread = False, captured = False
     cdef bint graph = id in (GRAPH_LAUNCH, GRAPH_LAUNCH_PTSZ)
@@ -505,7 +507,7 @@ cdef void enter_launch(uint32_t id, const CallData* data) noexcept nogil:
     cdef const char* buffer = NULL
     cdef size_t size = 0
     cdef cydriver.CUstreamCaptureStatus status
-    if _launches.feed.map.high == 0:
+    if high == 0:
         span = 0
     if id < FURTHER and _further[id].form != FORM_NONE:
         further = &_further[id]

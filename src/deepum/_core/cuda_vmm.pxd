@@ -38,8 +38,10 @@ cdef class VmmMemory:
     cdef int status                        # the driver's word on it
 
     cdef void fail(self, const char* what, int status) noexcept nogil
+    cdef const char* failed(self) noexcept nogil
     cdef uint64_t address_of(self, Chunk* chunk) noexcept nogil
     cdef uint64_t alias_of(self, uint32_t frame) noexcept nogil
+    cdef uint64_t handle_of(self, uint32_t frame) noexcept nogil
     cdef int make_frame(self, uint32_t size, uint32_t* frame) noexcept nogil
     cdef int fill_frame(self, uint32_t frame) noexcept nogil
     cdef void empty_frame(self, uint32_t frame) noexcept nogil
@@ -48,7 +50,9 @@ cdef class VmmMemory:
     cdef int map_chunk(self, Chunk* chunk, uint64_t handle) noexcept nogil
     cdef int unmap_chunk(self, Chunk* chunk) noexcept nogil
     cdef uint32_t host_place(self, uint32_t size) noexcept nogil
+    cdef uint64_t host_address(self, uint32_t place) noexcept nogil
     cdef bint pin_slab(self) noexcept nogil
+    cdef bint wants_slab(self, uint64_t need) noexcept nogil
     cdef void make_host_room(self, uint64_t blocks) noexcept nogil
     cdef void forget_host(self, Chunk* chunk) noexcept nogil
     cdef int lend(self, Chunk* chunk, bint device) noexcept nogil

@@ -18,8 +18,8 @@ from deepum._core.chunk_map cimport (
     AWAY, IN_HOST, MAPPED, Chunk, ChunkMap, blocks_of,
 )
 from deepum._core.feed cimport (
-    Feed, deepum_load32, deepum_sleep, enter_driver, leave_driver, pthread_mutex_init,
-    pthread_mutex_lock, pthread_mutex_unlock,
+    Feed, deepum_load, deepum_load32, deepum_sleep, deepum_store, enter_driver, leave_driver,
+    pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
 )
 from deepum._core.frame_pool cimport (
     CLASSES, FRAME_BREAK, FRAME_MAKE, FRAME_TAKEN, NO_FRAME_AT_ALL, Answer, FramePool,
@@ -44,13 +44,13 @@ cdef void* allocate(size_t size, int device, void* stream) noexcept nogil:
     if size == 0 or _memory.feed.orphaned:
         return NULL
     enter_driver()
-    if _memory.feed.managed + blocks * BLOCK > _memory.allowed:
+    pthread_mutex_lock(&_memory.placing)
+    if deepum_load(&_memory.feed.managed) + blocks * BLOCK > _memory.allowed:
         _memory.refused = blocks * BLOCK
     else:
-        pthread_mutex_lock(&_memory.placing)
         _memory.make_host_room(blocks)
         result = _memory.new_segment(blocks)
-        pthread_mutex_unlock(&_memory.placing)
+    pthread_mutex_unlock(&_memory.placing)
     leave_driver()
     return result
 
@@ -143,7 +143,8 @@ cdef class VmmMemory:
             raise BackendError(f"the driver makes no stream (CUDA error {status})")
         self.put_away()
         if self.frames is not None:
-            self.shed()
+            with nogil:
+                self.shed()
         size = CLASSES * (blocks + LARGEST) * BLOCK
         with nogil:
             status = cydriver.cuMemAddressReserve(
@@ -156,9 +157,12 @@ cdef class VmmMemory:
         self.frames = FramePool(budget // BLOCK)
 
     cdef void fail(self, const char* what, int status) noexcept nogil:
-        if self.wrong == NULL:
+        if self.failed() == NULL:
             self.status = status
-            self.wrong = what
+            deepum_store(<uint64_t*>&self.wrong, <uint64_t>what)
+
+    cdef const char* failed(self) noexcept nogil:
+        return <const char*>deepum_load(<uint64_t*>&self.wrong)
 
     cdef uint64_t address_of(self, Chunk* chunk) noexcept nogil:
         return self.map.block_of(chunk) * BLOCK
@@ -168,6 +172,14 @@ cdef class VmmMemory:
     cdef uint64_t alias_of(self, uint32_t frame) noexcept nogil:
         return (self.aliases[frame_class(frame)]
                 + (<uint64_t>frame_place(frame) << frame_class(frame)) * BLOCK)
+
+    cdef uint64_t handle_of(self, uint32_t frame) noexcept nogil:
+        # The table may be growing in another thread.
+        cdef uint64_t handle
+        pthread_mutex_lock(&self.lock)
+        handle = self.frames.handle(frame)
+        pthread_mutex_unlock(&self.lock)
+        return handle
 
     cdef int make_frame(self, uint32_t size, uint32_t* frame) noexcept nogil:
         # Get a frame of a class: 0, LATER, or the driver's error.
@@ -216,7 +228,7 @@ cdef class VmmMemory:
 
     cdef void empty_frame(self, uint32_t frame) noexcept nogil:
         # A frame that nobody uses is to be no more.
-        cdef uint64_t handle = self.frames.handle(frame)
+        cdef uint64_t handle = self.handle_of(frame)
         cydriver.cuMemUnmap(self.alias_of(frame), BLOCK << frame_class(frame))
         cydriver.cuMemRelease(handle)
         pthread_mutex_lock(&self.lock)
@@ -230,7 +242,9 @@ cdef class VmmMemory:
 
     cdef void shed(self) noexcept nogil:
         # Give back what nothing is in, while no session needs it.
-        cdef uint32_t frame, i
+        cdef uint32_t frame
+        cdef uint64_t slab = 1
+        enter_driver()
         while True:
             pthread_mutex_lock(&self.lock)
             frame = self.frames.spare(CLASSES)
@@ -241,12 +255,13 @@ cdef class VmmMemory:
         if self.frames.made == 0 and self.alias_span:
             cydriver.cuMemAddressFree(self.alias_base, self.alias_span)
             self.alias_span = 0
-        pthread_mutex_lock(&self.lock)
-        if self.hosts.used == 0:
-            for i in range(self.hosts.count):
-                cydriver.cuMemFreeHost(<void*>self.hosts.slabs[i].address)
-            self.hosts.clear()
-        pthread_mutex_unlock(&self.lock)
+        while slab:                # not with the lock held: the driver waits for the device
+            pthread_mutex_lock(&self.lock)
+            slab = self.hosts.remove()
+            pthread_mutex_unlock(&self.lock)
+            if slab:
+                cydriver.cuMemFreeHost(<void*>slab)
+        leave_driver()
 
     cdef int map_chunk(self, Chunk* chunk, uint64_t handle) noexcept nogil:
         # From now on the program sees it.
@@ -284,6 +299,14 @@ cdef class VmmMemory:
             if place != NO_ROOM or not self.pin_slab():
                 return place
 
+    cdef uint64_t host_address(self, uint32_t place) noexcept nogil:
+        # Slabs may be coming in another thread.
+        cdef uint64_t address
+        pthread_mutex_lock(&self.lock)
+        address = self.hosts.address(place)
+        pthread_mutex_unlock(&self.lock)
+        return address
+
     cdef bint pin_slab(self) noexcept nogil:
         cdef void* memory = NULL
         cdef bint grows
@@ -310,18 +333,26 @@ cdef class VmmMemory:
     cdef void make_host_room(self, uint64_t blocks) noexcept nogil:
         # Pin what a segment more may need. The driver may wait for the device to do that, so it is
         # done here, with all gates open, and not when something has to leave for a gate to open.
-        cdef uint64_t need = self.feed.managed // BLOCK + blocks
+        cdef uint64_t need = deepum_load(&self.feed.managed) // BLOCK + blocks
         if need <= self.frames.budget:
             return
         need -= self.frames.budget
         need += need // 16 + self.frames.budget // 8 + 4 * self.map.largest
-        if self.hosts.count * SLAB_BLOCKS >= need or not self.hosts.may_grow():
+        if not self.wants_slab(need):
             return
         self.feed.block(1)
         self.feed.settle()
-        while self.hosts.count * SLAB_BLOCKS < need and self.pin_slab():
+        while self.wants_slab(need) and self.pin_slab():
             pass
         self.feed.block(-1)
+
+    cdef bint wants_slab(self, uint64_t need) noexcept nogil:
+        # Whether there are fewer pinned blocks than that, and may be more.
+        cdef bint wants
+        pthread_mutex_lock(&self.lock)
+        wants = self.hosts.count * SLAB_BLOCKS < need and self.hosts.may_grow()
+        pthread_mutex_unlock(&self.lock)
+        return wants
 
     cdef void forget_host(self, Chunk* chunk) noexcept nogil:
         # With the lock held: what the host has of a chunk is of no use any more.
@@ -346,7 +377,7 @@ cdef class VmmMemory:
             return status
         if chunk.host != NO_ROOM:
             status = cydriver.cuMemcpyHtoDAsync(
-                self.address_of(chunk), <void*>self.hosts.address(chunk.host), size, self.stream)
+                self.address_of(chunk), <void*>self.host_address(chunk.host), size, self.stream)
             if not status:
                 status = cydriver.cuStreamSynchronize(self.stream)
         if status:
@@ -367,7 +398,7 @@ cdef class VmmMemory:
         if chunk.host == NO_ROOM:
             return cydriver.CUDA_ERROR_OUT_OF_MEMORY
         status = cydriver.cuMemcpyDtoHAsync(
-            <void*>self.hosts.address(chunk.host), self.address_of(chunk),
+            <void*>self.host_address(chunk.host), self.address_of(chunk),
             blocks_of(chunk) * BLOCK, self.stream)
         if not status:
             status = cydriver.cuStreamSynchronize(self.stream)
@@ -397,12 +428,12 @@ cdef class VmmMemory:
             return status
         if chunk.host != NO_ROOM:
             status = cydriver.cuMemcpyHtoDAsync(
-                self.alias_of(frame), <void*>self.hosts.address(chunk.host),
+                self.alias_of(frame), <void*>self.host_address(chunk.host),
                 blocks_of(chunk) * BLOCK, self.stream)
             if not status:
                 status = cydriver.cuStreamSynchronize(self.stream)
         if not status:
-            status = self.map_chunk(chunk, self.frames.handle(frame))
+            status = self.map_chunk(chunk, self.handle_of(frame))
         if status:
             self.give_frame(frame)
             return status
@@ -423,7 +454,7 @@ cdef class VmmMemory:
         if chunk.host == NO_ROOM:
             return cydriver.CUDA_ERROR_OUT_OF_MEMORY
         status = cydriver.cuMemcpyDtoHAsync(
-            <void*>self.hosts.address(chunk.host), self.alias_of(chunk.frame),
+            <void*>self.host_address(chunk.host), self.alias_of(chunk.frame),
             blocks_of(chunk) * BLOCK, self.stream)
         if not status:
             status = cydriver.cuStreamSynchronize(self.stream)
@@ -472,13 +503,13 @@ cdef class VmmMemory:
         self.top = max(self.top, first + blocks)
         # While all there is is on the device, so is what comes.
         filled = (deepum_load32(&self.feed.free_run)
-                  and self.feed.managed // BLOCK + blocks <= self.frames.budget)
+                  and deepum_load(&self.feed.managed) // BLOCK + blocks <= self.frames.budget)
         at = first
         while filled and at < first + blocks:
             chunk = self.map.find(at)
             status = self.make_frame(chunk.size, &frame)
             if not status:
-                status = self.map_chunk(chunk, self.frames.handle(frame))
+                status = self.map_chunk(chunk, self.handle_of(frame))
                 if status:
                     self.give_frame(frame)
                 else:
@@ -583,7 +614,8 @@ cdef class VmmMemory:
     def end(self):
         """Give back what a session needed and the program does not."""
         if self.frames is not None:
-            self.shed()
+            with nogil:
+                self.shed()
         if self.stream != NULL:
             with nogil:
                 cydriver.cuStreamDestroy(self.stream)
@@ -597,22 +629,40 @@ cdef class VmmMemory:
     @property
     def trouble(self):
         """What went wrong for good, with the driver's word on it; empty if nothing did."""
-        return "" if self.wrong == NULL else f"{self.wrong.decode()} (CUDA error {self.status})"
+        cdef const char* wrong = self.failed()
+        return "" if wrong == NULL else f"{wrong.decode()} (CUDA error {self.status})"
 
     @property
     def pinned_bytes(self):
         """Bytes of host memory that are pinned."""
-        return self.hosts.count * SLAB_BLOCKS * BLOCK
+        cdef uint64_t slabs
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            slabs = self.hosts.count
+            pthread_mutex_unlock(&self.lock)
+        return slabs * SLAB_BLOCKS * BLOCK
 
     @property
     def host_bytes(self):
         """Bytes of it that something is in."""
-        return self.hosts.used * BLOCK
+        cdef uint64_t used
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            used = self.hosts.used
+            pthread_mutex_unlock(&self.lock)
+        return used * BLOCK
 
     @property
     def frame_bytes(self):
         """Bytes of the frames that there are."""
-        return 0 if self.frames is None else self.frames.made * BLOCK
+        cdef uint64_t made
+        if self.frames is None:
+            return 0
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            made = self.frames.made
+            pthread_mutex_unlock(&self.lock)
+        return made * BLOCK
 
 
 def use_memory(VmmMemory memory not None):

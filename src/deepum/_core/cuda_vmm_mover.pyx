@@ -129,7 +129,6 @@ cdef class VmmMover(ExactMover):
     def __cinit__(self, VmmMemory memory not None, *, uint64_t delay_us=0):
         self.memory = memory
         self.delay = delay_us * 1000
-        self.random = 88172645463325252
         pthread_cond_init(&self.work, NULL)
 
     def __dealloc__(self):
@@ -257,7 +256,7 @@ cdef class VmmMover(ExactMover):
         return status
 
     cdef const char* trouble(self) noexcept nogil:
-        return self.memory.wrong
+        return self.memory.failed()
 
     cdef uint64_t refused(self) noexcept nogil:
         return deepum_load(&self.stays)
@@ -334,12 +333,20 @@ cdef class VmmMover(ExactMover):
         pthread_mutex_unlock(&self.memory.lock)
         return chunk
 
+    cdef bint is_retired(self, Chunk* chunk) noexcept nogil:
+        # The conductor may be saying so right now.
+        cdef bint retired
+        pthread_mutex_lock(&self.memory.lock)
+        retired = chunk.retired
+        pthread_mutex_unlock(&self.memory.lock)
+        return retired
+
     cdef void dawdle(self) noexcept nogil:
+        cdef uint64_t random
         if self.delay:
-            self.random ^= self.random << 13
-            self.random ^= self.random >> 7
-            self.random ^= self.random << 17
-            deepum_sleep(self.random % self.delay)
+            random = deepum_add(&self.random, <uint64_t>0x9E3779B97F4A7C15)
+            random = (random ^ random >> 30) * <uint64_t>0xBF58476D1CE4E5B9
+            deepum_sleep((random ^ random >> 27) % self.delay)
 
     cdef void give_up(self, const char* what, int status) noexcept nogil:
         self.last_error = status
@@ -347,7 +354,7 @@ cdef class VmmMover(ExactMover):
         self.memory.fail(what, status)
 
     cdef bint over(self) noexcept nogil:
-        return self.memory.wrong != NULL
+        return self.memory.failed() != NULL
 
     cdef int begin_thread(self, cydriver.CUstream* stream, Copy* copies) noexcept nogil:
         cdef int status = 1, tries = 0, i
@@ -376,7 +383,7 @@ cdef class VmmMover(ExactMover):
             cydriver.cuStreamDestroy(stream)
 
     cdef int start_copy(self, Copy* copy, bint out, cydriver.CUstream stream) noexcept nogil:
-        cdef uint64_t host = self.memory.hosts.address(copy.chunk.host)
+        cdef uint64_t host = self.memory.host_address(copy.chunk.host)
         cdef uint64_t alias = self.memory.alias_of(copy.frame)
         cdef int status = 1, tries = 0
         while status and tries < TRIES:
@@ -489,7 +496,7 @@ cdef class VmmMover(ExactMover):
                          status)
             return -1
         copy.began = deepum_now()
-        if chunk.host == NO_ROOM or chunk.retired:
+        if chunk.host == NO_ROOM or self.is_retired(chunk):
             deepum_add(&self.bytes_empty, copy.blocks * BLOCK)
             return self.finish(copy, False)
         status = self.start_copy(copy, False, stream)
@@ -502,7 +509,7 @@ cdef class VmmMover(ExactMover):
         cdef Chunk* chunk = copy.chunk
         cdef int status
         copy.frame = chunk.frame
-        if chunk.host == NO_ROOM and not chunk.retired:
+        if chunk.host == NO_ROOM and not self.is_retired(chunk):
             chunk.host = self.memory.host_place(chunk.size)
             if chunk.host == NO_ROOM:
                 pthread_mutex_lock(&self.memory.lock)
@@ -521,7 +528,7 @@ cdef class VmmMover(ExactMover):
             self.give_up(b"memory could not be unmapped", status)
             return -1
         copy.began = deepum_now()
-        if chunk.retired:
+        if self.is_retired(chunk):
             return self.finish(copy, True)
         status = self.start_copy(copy, True, stream)
         if status:
@@ -536,7 +543,7 @@ cdef class VmmMover(ExactMover):
         cdef bint copied = chunk.host != NO_ROOM
         cdef int status = 0
         if not out:
-            status = self.memory.map_chunk(chunk, self.memory.frames.handle(copy.frame))
+            status = self.memory.map_chunk(chunk, self.memory.handle_of(copy.frame))
             if status:
                 self.give_up(b"memory could not be mapped", status)
                 return -1

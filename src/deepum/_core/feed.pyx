@@ -281,10 +281,10 @@ cdef class Feed:
         self.segments[self.segment_count].address = address
         self.segments[self.segment_count].size = size
         self.segment_count += 1
-        self.managed += size
+        deepum_store(&self.managed, self.managed + size)
         if self.free_run and not resident:
             # From now on there is memory that is not on the device: launches wait for theirs.
-            self.held_from = self.submitted
+            deepum_store(&self.held_from, self.submitted)
             deepum_store32(&self.free_run, 0)
         self.say(DEEPUM_EVENT_MANAGE, address, size, DEEPUM_MANAGE_RESIDENT if resident else 0)
         pthread_mutex_unlock(&self.lock)
@@ -304,7 +304,7 @@ cdef class Feed:
         if size:
             self.end_all(address, size)
             self.map.unmanage(address, size)
-            self.managed -= size
+            deepum_store(&self.managed, self.managed - size)
             self.say(DEEPUM_EVENT_UNMANAGE, address, size)
         pthread_mutex_unlock(&self.lock)
         return size

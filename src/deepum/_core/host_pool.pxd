@@ -24,5 +24,5 @@ cdef class HostPool:
     cdef void give(self, uint32_t place, uint32_t size) noexcept nogil
     cdef bint may_grow(self) noexcept nogil
     cdef bint add(self, uint64_t address) noexcept nogil
-    cdef void clear(self) noexcept nogil
+    cdef uint64_t remove(self) noexcept nogil
     cdef uint64_t address(self, uint32_t place) noexcept nogil

@@ -101,12 +101,15 @@ cdef class HostPool:
                 slab.longest[i] = max(slab.longest[2 * i], slab.longest[2 * i + 1])
         self.used -= <uint64_t>1 << size
 
-    cdef void clear(self) noexcept nogil:
-        # All slabs are gone.
-        cdef uint32_t i
-        for i in range(self.count):
-            free(self.slabs[i])
-        self.count = 0
+    cdef uint64_t remove(self) noexcept nogil:
+        # Let go of a slab, if no place is taken in any; its address, or 0.
+        cdef uint64_t address
+        if self.used or not self.count:
+            return 0
+        self.count -= 1
+        address = self.slabs[self.count].address
+        free(self.slabs[self.count])
+        return address
 
     cdef uint64_t address(self, uint32_t place) noexcept nogil:
         return (self.slabs[place >> SLAB_BITS].address
@@ -126,6 +129,10 @@ cdef class HostPool:
     def add_slab(self, uint64_t address):
         """Add a slab if the limit allows; tell whether it did."""
         return bool(self.may_grow() and self.add(address))
+
+    def remove_slab(self):
+        """Let go of a slab if no place is taken; return its address, or 0."""
+        return self.remove()
 
     def address_of(self, uint32_t place):
         """Return the address of a run."""

@@ -24,6 +24,7 @@ cdef uint64_t BLOCK = 1 << DEEPUM_BLOCK_SHIFT
 
 cdef extern from "atomics.h" nogil:
     uint32_t deepum_load32(const uint32_t* at)
+    void deepum_store(uint64_t* at, uint64_t value)
     void deepum_store32(uint32_t* at, uint32_t value)
     void deepum_sleep(uint64_t nanoseconds)
 
@@ -111,8 +112,8 @@ cdef class MemoryMap:
         for number in range(address >> DEEPUM_BLOCK_SHIFT,
                             (address + size + BLOCK - 1) >> DEEPUM_BLOCK_SHIFT):
             self.add_row(number).begins = number == address >> DEEPUM_BLOCK_SHIFT
-        self.low = min(self.low, address)
-        self.high = max(self.high, address + size)
+        deepum_store(&self.low, min(self.low, address))
+        deepum_store(&self.high, max(self.high, address + size))
         return 0
 
     cdef int unmanage(self, uint64_t address, uint64_t size) except -1 nogil:

@@ -27,7 +27,7 @@ cdef class VmmConductor(Conductor):
     cdef uint32_t lent_count, lent_capacity
     cdef uint64_t lent_to
     cdef uint64_t refused_before
-    cdef readonly uint64_t lent_blocks     # blocks that launches used in host memory
+    cdef uint64_t lent_blocks_now  # blocks that launches used in host memory
     cdef uint64_t refused_then     # chunks that had stayed when something moved last
 
     cdef int unblock(self) except -1 nogil

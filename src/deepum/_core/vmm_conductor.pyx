@@ -27,8 +27,8 @@ from deepum._core.conductor cimport Gate
 from deepum._core.engine cimport LAUNCH_RING
 from deepum._core.exec_table cimport NONE
 from deepum._core.feed cimport (
-    STEP_EVENT, Ring, deepum_load, deepum_load32, deepum_now, deepum_sleep, deepum_store,
-    deepum_store32, pthread_mutex_lock, pthread_mutex_unlock,
+    STEP_EVENT, Ring, deepum_add, deepum_load, deepum_load32, deepum_now, deepum_sleep,
+    deepum_store, deepum_store32, pthread_mutex_lock, pthread_mutex_unlock,
 )
 from deepum._core.marks cimport MARK_COMPLETE, MARK_OPEN
 from deepum._core.records cimport *
@@ -342,7 +342,7 @@ cdef class VmmConductor(Conductor):
                 self.lent = <uint32_t*>memory
             self.lent[self.lent_count] = slot
             self.lent_count += 1
-            self.lent_blocks += self.engine.mem.frames(slot)
+            deepum_add(&self.lent_blocks_now, self.engine.mem.frames(slot))
             b.flags &= ~DEMANDED
         if self.lent_count:
             self.squeezed += 1
@@ -362,7 +362,7 @@ cdef class VmmConductor(Conductor):
 
     cdef void look_for_rest(self) noexcept nogil:
         # Whether all there is is on the device, so that nothing needs to wait.
-        if (self.feed.free_run or self.engine.mem.managed > self.engine.mem.budget
+        if (deepum_load32(&self.feed.free_run) or self.engine.mem.managed > self.engine.mem.budget
                 or self.gate_head != self.gate_tail or not self.still()
                 or self.engine.mem.migrated.size + self.engine.mem.dead.size
                 != self.engine.mem.managed or deepum_load32(&self.finishing)):
@@ -375,3 +375,8 @@ cdef class VmmConductor(Conductor):
             self.mover.submit(self.feed, &self.engine.commands[i])
         self.engine.command_count = 0
         return 0
+
+    @property
+    def lent_blocks(self):
+        """Blocks that launches used in host memory."""
+        return deepum_load(&self.lent_blocks_now)

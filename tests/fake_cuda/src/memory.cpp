@@ -72,6 +72,7 @@ CUresult allocate(Kind kind, uint64_t size, uint64_t* base) {
   if (kind == Kind::device ? !make_room(size, ~0ull) : !host_has_room(size)) return kOutOfMemory;
   uint64_t align = kind == Kind::managed ? v.managed_align.load() : 4096;
   if (!(*base = map_memory(size, align, PROT_READ | PROT_WRITE))) return kOutOfMemory;
+  if (kind != Kind::managed) madvise(reinterpret_cast<void*>(*base), size, MADV_HUGEPAGE);
   Allocation& made = insert(kind, *base, size);
   if (kind == Kind::managed) {
     made.page_bytes = v.page_bytes;
