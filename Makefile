@@ -99,8 +99,12 @@ coverage: $(COVERAGE_VENV)/.ready ## Measure line and branch coverage, Cython in
 kmod-test: $(VENV)/.installed ## Boot Debian's 6.12 kernel in QEMU; the module's tests and pytest there
 	@PYTHON=$(abspath $(BIN))/python kmod/qemu/test.sh
 
+# The checks that Debian's kernel can make of its memory: of slabs always, by guard pages now and then.
+MEMORY_CHECKS := slab_debug=FZPU kfence.sample_interval=1 page_poison=1
+
 kmod-test-all: $(VENV)/.installed ## All of these tests, a million hostile operations
-	@PYTHON=$(abspath $(BIN))/python SECONDS_ALLOWED=$${SECONDS_ALLOWED:-3600} HOSTILE=$${HOSTILE:-1000000} \
+	@KERNEL_ARGS="$(MEMORY_CHECKS)" PYTHON=$(abspath $(BIN))/python \
+	    SECONDS_ALLOWED=$${SECONDS_ALLOWED:-3600} HOSTILE=$${HOSTILE:-1000000} \
 	    KMOD_MARKERS='kmod and not torch' kmod/qemu/test.sh
 
 kmod-test-debug: ## The same with KASAN, lockdep and kmemleak; builds that kernel first (15 min)

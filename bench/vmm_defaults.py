@@ -21,7 +21,7 @@ from deepum.trace import Trace
 
 TRACE = Path(__file__).parent / "traces" / "gpt2-xl-bf16-b4.trace"
 RATIOS = (1.0, 1.25, 1.5, 2.0, 4.0)
-CHUNKS = (2, 8, 32, 128)
+CHUNKS = (2, 8, 16, 32, 128)
 AHEAD = (0, 16, 64, 256, 1000)
 DEPTHS = (1, 8, 32, 128, 512, 1023)
 

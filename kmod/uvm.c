@@ -160,6 +160,10 @@ static int deepum_uvm_notified(struct kprobe *probe, struct pt_regs *regs)
 
 static struct kprobe deepum_uvm_probe;
 
+/*
+ * In two steps, for the sake of the error: some kernels (7.3) say of a probe that they had no
+ * memory to arm that it was registered.
+ */
 static int deepum_uvm_start(void)
 {
 	int error;
@@ -168,7 +172,13 @@ static int deepum_uvm_start(void)
 	memset(&deepum_uvm_probe, 0, sizeof(deepum_uvm_probe));
 	deepum_uvm_probe.symbol_name = DEEPUM_UVM_MODULE ":" DEEPUM_UVM_FUNCTION;
 	deepum_uvm_probe.pre_handler = deepum_uvm_notified;
+	deepum_uvm_probe.flags = KPROBE_FLAG_DISABLED;
 	error = register_kprobe(&deepum_uvm_probe);
+	if (error)
+		return error;
+	error = enable_kprobe(&deepum_uvm_probe);
+	if (error)
+		unregister_kprobe(&deepum_uvm_probe);
 	deepum_uvm_probing = !error;
 	return error;
 }

@@ -11,7 +11,7 @@ import pytest
 from .fake_cuda.build import ROOT
 
 PRELUDE = '''
-import copy, gc, os, sys, threading, warnings
+import copy, gc, os, sys, threading, time, warnings
 import torch
 from torch import nn
 from torch.nn import functional
@@ -72,6 +72,15 @@ def same_as_native(train, limit="384MiB", **more):
 def free_bytes():
     torch.cuda.synchronize()
     return torch.cuda.mem_get_info()[0]
+
+
+def comes_back(before):
+    """Whether as much is free as before; other tests may use the card for a while."""
+    for _ in range(300):
+        if before - free_bytes() <= 64 * MIB:
+            return True
+        time.sleep(0.1)
+    return False
 '''
 
 

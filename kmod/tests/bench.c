@@ -4,7 +4,7 @@
  * program: JSON on standard output. Every measurement is preceded by copies of its own, and
  * compared with those: what else the machine does meanwhile hits both.
  *
- *   bench [ROUNDS]
+ *   bench [ROUNDS [requests]]    requests: no moves, only what ioctls and events cost
  */
 #include "device.h"
 
@@ -199,10 +199,34 @@ static void measure_requests(struct device *d)
 	CHECK(stats(d).events_dropped >= EVENTS);
 }
 
+static void show_all(int moves)
+{
+	const char *comma = "";
+	struct figure *f;
+
+	printf("{\n");
+	for (f = figures; f < figures + FIGURES; f++) {
+		if (!f->count)
+			continue;
+		printf("%s  \"%s\": {", comma, f->name);
+		show("quartiles_ns", f->ns, f->count, 0);
+		if (f->is_move) {
+			printf(", ");
+			show("ratio_to_copy", f->ratio, f->count, 3);
+		}
+		printf("}");
+		comma = ",\n";
+	}
+	if (moves) {
+		printf(",\n  \"prefetch_blocks_per_s\": %.0f", 1e9 / figures[PREFETCH].ns[rounds / 2]);
+		printf(",\n  \"fault_blocks_per_s\": %.0f", 1e9 / figures[SEEN_IN].ns[rounds / 2]);
+	}
+	printf("\n}\n");
+}
+
 int main(int argc, char **argv)
 {
-	struct figure *f;
-	int r;
+	int r, moves = argc < 3;
 
 	if (argc > 1)
 		rounds = atoi(argv[1]);
@@ -215,21 +239,11 @@ int main(int argc, char **argv)
 	for (r = 0; r < rounds; r++) {
 		struct device d = device_open(3 * BLOCKS, BLOCKS, 2 * EVENTS, 0);
 
-		measure_moves(&d);
+		if (moves)
+			measure_moves(&d);
 		measure_requests(&d);
 		device_close(&d);
 	}
-	printf("{\n");
-	for (f = figures; f < figures + FIGURES; f++) {
-		printf("  \"%s\": {", f->name);
-		show("quartiles_ns", f->ns, f->count, 0);
-		if (f->is_move) {
-			printf(", ");
-			show("ratio_to_copy", f->ratio, f->count, 3);
-		}
-		printf("},\n");
-	}
-	printf("  \"prefetch_blocks_per_s\": %.0f,\n", 1e9 / figures[PREFETCH].ns[rounds / 2]);
-	printf("  \"fault_blocks_per_s\": %.0f\n}\n", 1e9 / figures[SEEN_IN].ns[rounds / 2]);
+	show_all(moves);
 	return 0;
 }

@@ -88,12 +88,12 @@ def test_counters_agree_with_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
         with deepum.Session("noop", memory_limit="160MiB", backend="managed") as live:
             if live.stats["fault_source"] != source:
                 pytest.skip(f"faults come from {live.stats['fault_source']} here, not {source}")
+            before = live.stats["fault_records"]
             parts = training()
             for _ in range(4):
                 step(*parts)
             torch.cuda.synchronize()
-            # Blocks: of what the queue tells one by one, CUPTI makes a record for many.
-            counted[source] = live.stats["faults"]
+            counted[source] = live.stats["fault_records"] - before
         del parts
-    assert counted["cupti"] > 0
-    assert 0.2 < counted["cupti"] / counted["uvm-tools"] < 5
+    # Of what the queue tells one by one, CUPTI makes a record for many.
+    assert 0 < counted["cupti"] <= counted["uvm-tools"]

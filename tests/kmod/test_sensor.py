@@ -7,6 +7,7 @@ import select
 import struct
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,10 +31,16 @@ def driver() -> Iterator[None]:
     subprocess.run(["rmmod", "nvidia_uvm"], check=True)
 
 
-def test_the_layout_comes_from_the_driver(driver: None) -> None:
+@cache
+def layout() -> bytes:
+    """Return the stand-in's layout; an emulated machine reads its types for seconds."""
     if not (btf.SYS / "nvidia_uvm").exists():
         pytest.skip("this kernel keeps no type information of modules")
-    fields = struct.unpack("<5I14H", btf.driver_layout())
+    return btf.driver_layout()
+
+
+def test_the_layout_comes_from_the_driver(driver: None) -> None:
+    fields = struct.unpack("<5I14H", layout())
     # As in kmod/tests/test_uvm.c, where it is written out by hand.
     assert fields == (48, 0, 5, 6, 4, 8, 16, 16, 28, 8, 166, 4, 2, 16, 20, 24, 32, 40, 48)
 
@@ -41,9 +48,7 @@ def test_the_layout_comes_from_the_driver(driver: None) -> None:
 def test_faults_and_moves_are_delivered(driver: None) -> None:
     from deepum._core.kmod import Sensor
 
-    if not (btf.SYS / "nvidia_uvm").exists():
-        pytest.skip("this kernel keeps no type information of modules")
-    sensor = Sensor(btf.driver_layout())
+    sensor = Sensor(layout())
     TELL.write_text("gpu 1 7f0000203000 2")
     TELL.write_text("move 0 1 7f0000200000 200000 4")
     assert select.select([sensor], [], [], 5)[0]

@@ -121,7 +121,7 @@ def test_the_queue_is_a_forecast():
             memory="1GiB",
             memory_mode="vmm",
             iterations=4,
-            options={"ahead": ahead},
+            options={"ahead": ahead, "chunk_mib": 32},
         )
         .iterations[-1]
         .time_s

@@ -57,11 +57,12 @@ struct failing_probe {
 
 static int failing_asked(struct kprobe *probe, struct pt_regs *regs)
 {
+	const unsigned long nofail = (__force unsigned long)__GFP_NOFAIL;
 	u8 gfp = container_of(probe, struct failing_probe, probe)->gfp;
 
 	if (!READ_ONCE(all) && READ_ONCE(target) != current)
 		return 0;
-	if (!in_task() || (gfp && regs_get_kernel_argument(regs, gfp - 1) & __GFP_NOFAIL))
+	if (!in_task() || (gfp && regs_get_kernel_argument(regs, gfp - 1) & nofail))
 		return 0;
 	if (!failing_below())
 		return 0;

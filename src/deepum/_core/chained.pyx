@@ -87,7 +87,7 @@ cdef class ChainedPolicy(NativePolicy):
     cdef int learn_ranges(self, Engine engine, uint32_t kernel) except -1 nogil:
         # Where the launch names its memory there is nothing to wait for: its table is filled at
         # once, and what it names is brought if the chain has not come by. Gated launches name all
-        # that they touch, and the engine brings it: their tables hold what they named last, no more.
+        # that they touch, and the engine brings it: their tables hold what they named last.
         cdef uint32_t i, lead
         cdef uint64_t block, size, names = engine.range_count
         if engine.gated:

@@ -647,19 +647,29 @@ cdef void enter_launch(uint32_t id, const CallData* data) noexcept nogil:
 cdef void leave_launch(uint32_t id, const CallData* data) noexcept nogil:
     cdef uint64_t seq = data.kept[0] >> 10
     cdef uint32_t slot = <uint32_t>(data.kept[0] & 1023)
+    cdef uint64_t done = 0, marked
     data.kept[0] = 0
     if not seq:
         return
-    if cydriver.cuStreamWriteValue32(
-            <cydriver.CUstream>_launches.feed.streams[slot].handle,
-            <cydriver.CUdeviceptr>(_launches.done + 4 * slot), <uint32_t>seq, 0):
-        if _launches.feed.exact and not cydriver.cuStreamSynchronize(
-                <cydriver.CUstream>_launches.feed.streams[slot].handle):
-            deepum_store32(&_launches.feed.done[slot], <uint32_t>seq)
-            return
-        # Its completion will never be seen: follow none.
-        deepum_add(&_launches.failed_marks, 1)
-        deepum_store32(&_launches.feed.blind, 1)
+    marked = _launches.feed.submit(slot, seq)
+    while marked > done:           # another thread may have told the stream to write more
+        done = marked
+        mark(slot, done)
+        marked = deepum_load(&_launches.feed.streams[slot].marked)
+
+
+cdef void mark(uint32_t slot, uint64_t done) noexcept nogil:
+    # Let the stream write how far it has come.
+    cdef cydriver.CUstream stream = <cydriver.CUstream>_launches.feed.streams[slot].handle
+    if not cydriver.cuStreamWriteValue32(
+            stream, <cydriver.CUdeviceptr>(_launches.done + 4 * slot), <uint32_t>done, 0):
+        return
+    if _launches.feed.exact and not cydriver.cuStreamSynchronize(stream):
+        deepum_store32(&_launches.feed.done[slot], <uint32_t>done)
+        return
+    # Its completion will never be seen: follow none.
+    deepum_add(&_launches.failed_marks, 1)
+    deepum_store32(&_launches.feed.blind, 1)
 
 
 cdef void before_blocking(const CallData* data) noexcept nogil:

@@ -55,7 +55,7 @@ cdef class DeferredPolicy(NativePolicy):
     cdef pthread_mutex_t mutex
     cdef pthread_cond_t filled
     cdef Notice* ring
-    cdef uint32_t head, size
+    cdef uint32_t head, size, taken
     cdef uint32_t choices[CHOICES]
     cdef uint32_t choice_head, choice_size
     cdef bint victims_asked, over, closed
@@ -194,6 +194,7 @@ cdef class DeferredPolicy(NativePolicy):
         cdef uint32_t count = 0
         with nogil:
             pthread_mutex_lock(&self.mutex)
+            self.taken = 0
             if not self.size and not self.closed:
                 deepum_wait_for(&self.filled, &self.mutex, milliseconds * 1000)
             while self.size and count < 256:
@@ -201,6 +202,7 @@ cdef class DeferredPolicy(NativePolicy):
                 self.head = (self.head + 1) % NOTICES
                 self.size -= 1
                 count += 1
+            self.taken = count
             pthread_mutex_unlock(&self.mutex)
         if self.closed:
             return None
@@ -232,6 +234,16 @@ cdef class DeferredPolicy(NativePolicy):
             self.choice_size = 0
             pthread_cond_broadcast(&self.filled)
             pthread_mutex_unlock(&self.mutex)
+
+    @property
+    def idle(self):
+        """Whether nothing waits to be told, and who took the last notices has asked for more."""
+        cdef bint nothing
+        with nogil:
+            pthread_mutex_lock(&self.mutex)
+            nothing = not self.size and not self.taken
+            pthread_mutex_unlock(&self.mutex)
+        return nothing or self.closed
 
     @property
     def overflowed(self):

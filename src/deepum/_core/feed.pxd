@@ -29,6 +29,7 @@ cdef enum:
     STREAMS = 1024         # streams whose progress is followed
     OUTSTANDING = 2048     # launches of one stream; the driver itself takes about half as many
     MAX_RANGES = 4096      # PT blocks that one launch may name
+    INSIDE = 32            # threads in the midst of a launch on one stream
     STEP_EVENT = 0x100     # a step ends; the feed's own, the engine does not hear of it
 
 
@@ -40,6 +41,10 @@ cdef struct Stream:
     uint64_t handle
     uint64_t* launches     # numbers of those that have not been seen to finish
     uint64_t head, tail
+    uint64_t newest        # the latest launch
+    uint64_t marked        # what the stream is to write last
+    uint64_t inside[INSIDE]        # launches that the program is submitting now
+    uint32_t inside_count
 
 
 cdef struct Ring:
@@ -85,6 +90,7 @@ cdef class Feed:
         self, uint64_t stream, uint64_t exec_id, uint64_t kernel, const uint64_t* pointers,
         uint32_t count, uint32_t* slot, bint graph=*
     ) noexcept nogil
+    cdef uint64_t submit(self, uint32_t slot, uint64_t seq) noexcept nogil
     cdef void capture(self, const uint64_t* pointers, uint32_t count) noexcept nogil
     cdef void block(self, int more) noexcept nogil
     cdef bint let_run(self) noexcept nogil

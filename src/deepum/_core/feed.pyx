@@ -96,7 +96,7 @@ cdef class Feed:
         if graph and self.exact:
             more = self.captured_count
         i = self.find_stream(stream)
-        if (i == STREAMS or self.blocking and self.exact
+        if (i == STREAMS or self.blocking and self.exact or self.streams[i].inside_count == INSIDE
                 or self.ring.tail - deepum_load(&self.ring.head) + count + more + 1
                 > self.ring.mask - (self.ring.mask >> 2)
                 or self.streams[i].tail - deepum_load(&self.streams[i].head) == OUTSTANDING):
@@ -122,6 +122,9 @@ cdef class Feed:
             event.bytes = self.captured[i].size
             self.put(&self.ring, &event, 0)
         seq = self.submitted + 1
+        s.newest = seq
+        s.inside[s.inside_count] = seq
+        s.inside_count += 1
         if self.free_run:
             deepum_store(&self.opened, seq)
         # Entered before it counts, so that the listener never takes it for finished.
@@ -138,6 +141,26 @@ cdef class Feed:
         pthread_mutex_unlock(&self.lock)
         return seq
 
+    cdef uint64_t submit(self, uint32_t slot, uint64_t seq) noexcept nogil:
+        # A launch has been submitted. Returns up to which launch its stream has finished once it
+        # has come here: other threads may be submitting to the stream launches with lower numbers.
+        # If `marked` has grown when the stream has been told to write that, it has to write again.
+        cdef Stream* s = &self.streams[slot]
+        cdef uint64_t done
+        cdef uint32_t i = 0
+        pthread_mutex_lock(&self.lock)
+        done = s.newest
+        while i < s.inside_count:
+            if s.inside[i] == seq:
+                s.inside_count -= 1
+                s.inside[i] = s.inside[s.inside_count]
+                continue
+            done = min(done, s.inside[i] - 1)
+            i += 1
+        deepum_store(&s.marked, done)
+        pthread_mutex_unlock(&self.lock)
+        return done
+
     cdef uint32_t find_stream(self, uint64_t handle) noexcept nogil:
         cdef uint32_t i
         for i in range(self.stream_count):
@@ -151,7 +174,8 @@ cdef class Feed:
             if self.streams[i].launches == NULL:
                 return STREAMS
         self.streams[i].handle = handle
-        self.streams[i].head = self.streams[i].tail = 0
+        self.streams[i].head = self.streams[i].tail = self.streams[i].inside_count = 0
+        self.streams[i].marked = 0
         deepum_store32(&self.done[i], <uint32_t>self.submitted)
         deepum_store32(&self.stream_count, i + 1)
         return i
@@ -409,6 +433,30 @@ cdef class Feed:
             pthread_mutex_lock(&self.lock)
             self.say(STEP_EVENT, 0, 0)
             pthread_mutex_unlock(&self.lock)
+
+    # -- launches by hand, for tests ---------------------------------------------------------------
+
+    def enter(self, uint64_t stream):
+        """Begin to submit a launch to a stream; return its number and the stream's place."""
+        cdef uint32_t slot = 0
+        cdef uint64_t seq = self.launch(stream, 0, 0, NULL, 0, &slot)
+        return seq, slot
+
+    def leave(self, uint32_t slot, uint64_t seq):
+        """End that; return what the stream is to write once it has come here."""
+        return self.submit(slot, seq)
+
+    def marked(self, uint32_t slot):
+        """Return what the stream is to write last."""
+        return deepum_load(&self.streams[slot].marked)
+
+    def write(self, uint32_t slot, uint32_t value):
+        """Write as the stream does."""
+        deepum_store32(&self.done[slot], value)
+
+    def finished_to(self):
+        """Return the launch up to which all are known to have finished."""
+        return self.finished()
 
     def before_fork(self):
         """Let no thread be in the midst of anything: the child has only the one that forks."""

@@ -156,6 +156,7 @@ cdef class Kmod:
     """Blocks that may be used, from the first one on."""
     cdef uint64_t dropped      # events lost so far
     cdef volatile bint stop, busy
+    cdef volatile uint64_t turns  # of the thread that reads the ring
 
     def __cinit__(
         self, LiveEngine live not None, uint64_t blocks, *, uint32_t patience_us=PATIENCE_US
@@ -427,6 +428,7 @@ cdef class Kmod:
             if not deepum_kmod_pending(self.ring):
                 poll(fds, 2, -1)
             self.busy = True
+            self.turns += 1
             self.turn(NULL, 0)
         return 0
 
@@ -439,13 +441,16 @@ cdef class Kmod:
     # -- from outside -------------------------------------------------------------------------
 
     cdef bint idle(self) noexcept nogil:
+        # A turn between the looks may have answered the last event with commands.
         cdef deepum_stats s
+        cdef uint64_t turns = self.turns
         if not self.ring:
             return True
         if deepum_kmod_pending(self.ring) or self.busy:
             return False
         return (not deepum_kmod_stats(self.fd, &s) and not s.queued and not s.waiting
-                and not deepum_kmod_pending(self.ring) and not self.busy)
+                and not deepum_kmod_pending(self.ring) and not self.busy
+                and turns == self.turns)
 
     def settle(self, double seconds=30.0):
         """Wait until nothing is due any more; returns whether that came in time."""

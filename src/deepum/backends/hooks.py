@@ -147,9 +147,7 @@ class PolicyThread:
 
     def idle(self) -> bool:
         """Tell whether the policy has heard of everything."""
-        return self._began == 0 and self._done
-
-    _done = True
+        return self._deferred.idle
 
     def close(self) -> None:
         """Call no hook any more. One that is running is not waited for."""
@@ -163,7 +161,6 @@ class PolicyThread:
 
     def _run(self) -> None:
         while (batch := self._deferred.take(500)) is not None:
-            self._done = not batch
             for notice in batch:
                 try:
                     self._tell(*notice)
@@ -174,7 +171,6 @@ class PolicyThread:
                 if self.reason is not None or self._view._closed:
                     self._deferred.close()
                     return
-            self._done = True
             if self._deferred.overflowed:
                 self.reason = "it could not keep up with the program"
                 return

@@ -48,7 +48,7 @@ most neighbouring blocks moved as one run (0: as the machine does best);
 whether allocations enter the block tables; whether
 launches name their memory; whether pointers are part of the execution ID."""
 
-VMM_OPTIONS: dict[str, Any] = {"chunk_mib": 32, "ahead": 256}
+VMM_OPTIONS: dict[str, Any] = {"chunk_mib": 16, "ahead": 256}
 """Further options of memory mode ``vmm``: the largest chunk, MiB, a power of two from 2 to 128;
 launches that the program submits behind the running one. `drop_clean` is on there by default."""
 
