@@ -2,6 +2,7 @@
 """The process that `harness.Nursery` starts: forks, runs a test, says how it went."""
 
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -23,6 +24,7 @@ def main() -> None:
             answer(f"cannot import {module}: {traceback.format_exc()}")
             continue
         sys.stdout.flush()
+        gc.freeze()  # or the child's collections copy all of this process's pages
         pid = os.fork()
         if pid == 0:
             descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

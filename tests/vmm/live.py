@@ -10,6 +10,13 @@ import pytest
 from tests.fake_cuda.steer import Driver
 from tests.managed.stand_in import Machine
 
+with contextlib.suppress(ImportError):  # before the process of a test is forked, not in each
+    import deepum._core.cuda_vmm_mover
+    import deepum.backends.vmm
+    import deepum.cuda.faults
+    import deepum.torch.pool
+    import deepum.torch.tracker  # noqa: F401
+
 CARD = 1 << 30
 BUDGET = 32 << 20  # less than a user may have: moves of real bytes take these tests' time
 HOST = 512 << 20
