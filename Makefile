@@ -91,7 +91,8 @@ coverage: $(COVERAGE_VENV)/.ready ## Measure line and branch coverage, Cython in
 	cd $(COVERAGE_TREE) && rm -f .coverage* && COVERAGE_CORE=ctrace HYPOTHESIS_PROFILE=coverage \
 	    $(abspath $(COVERAGE_VENV))/bin/python -m pytest -n $(JOBS) --cov --cov-config=pyproject.toml \
 	    --cov-report= --cov-fail-under=0 -m "not slow and not gpu and not kmod" -p no:benchmark \
-	    --ignore=tests/managed --ignore=tests/fake_cuda --ignore=tests/complaints $(PYTEST_ARGS)
+	    --ignore=tests/managed --ignore=tests/vmm --ignore=tests/fake_cuda --ignore=tests/complaints \
+	    $(PYTEST_ARGS)
 	cd $(COVERAGE_TREE) && $(abspath $(COVERAGE_VENV))/bin/python -m coverage report
 
 # The kernel module ---------------------------------------------------------------------------

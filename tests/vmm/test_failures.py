@@ -80,7 +80,7 @@ def test_a_call_fails_once(driver: Driver, nth: int, function: str) -> None:
 
 
 @on_fake(memory_bytes=CARD)
-@pytest.mark.parametrize("function", SESSION_ONLY)
+@pytest.mark.parametrize("function", SESSION_ONLY[::2])
 def test_a_call_fails_for_good(driver: Driver, function: str) -> None:
     driver.fail(function, 20, UNKNOWN, ALWAYS)
     outcome, backend = run(driver)
@@ -90,7 +90,7 @@ def test_a_call_fails_for_good(driver: Driver, function: str) -> None:
 
 
 @on_fake(memory_bytes=CARD)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_any_call_at_all_fails(driver: Driver, seed: int) -> None:
     """Of the program's own calls, the program is told."""
     nth = random.Random(seed).choice([*range(1, 60), *range(60, 2500, 97)])
