@@ -132,9 +132,9 @@ def test_a_timeline_becomes_a_chrome_trace(driver: Driver) -> None:
 
     path = Path(tempfile.mkdtemp()) / "live.trace"
     out = path.with_suffix(".json")
-    # Moves that take longer than all kernels, none of them begun ahead: some kernels must wait.
+    # A move takes as long as many kernels, and launches wait for what they name.
     driver.delay("exec:prefetch", 10_000_000)
-    recorded(driver, path, "noop", 6, says=True)
+    recorded(driver, path, "arguments", 6, says=True)
     done = CliRunner().invoke(cli, ["info", str(path), "--perfetto", str(out)])
     assert done.exit_code == 0, done.output
     events = json.loads(out.read_text())["traceEvents"]
