@@ -50,6 +50,8 @@ cdef class Conductor:
     cdef readonly str failure      # why the engine was left
 
     cdef int round(self) except -1 nogil
+    cdef int hear_of_completions(self, uint64_t done, bint* busy) except -1 nogil
+    cdef bint end_step(self, const deepum_event* event) noexcept nogil
     cdef int listen(self, bint* busy) except -1 nogil
     cdef void note(self, const deepum_event* event) noexcept nogil
     cdef void note_step(self, uint64_t seq) noexcept nogil

@@ -151,17 +151,7 @@ cdef class Conductor:
     cdef int round(self) except -1 nogil:
         # One look at everything. Tells whether there was anything to do.
         cdef bint busy = False
-        cdef uint64_t done = self.feed.finished()
-        self.now = deepum_now()
-        if done > self.engine.launched:
-            done = self.engine.launched
-        if done > self.engine.completed:
-            self.engine.complete(done)
-            self.progress = self.now
-            self.steps.complete(done, self.now)
-            if self.marks is not None:
-                self.marks.put(MARK_COMPLETE, self.now, 0, 0, self.now - self.looked, done, 0)
-            busy = True
+        self.hear_of_completions(self.feed.finished(), &busy)
         if self.engine.allow_invalidate and deepum_load32(&self.feed.blind):
             # What still runs is not known any more, so nothing may be dropped.
             self.engine.keep_contents()
@@ -180,6 +170,27 @@ cdef class Conductor:
         self.open_gates()
         self.looked = self.now
         return busy
+
+    cdef int hear_of_completions(self, uint64_t done, bint* busy) except -1 nogil:
+        # A look begins: tell the engine that launches up to `done` have finished.
+        done = min(done, self.engine.launched)
+        self.now = deepum_now()
+        if done > self.engine.completed:
+            self.engine.complete(done)
+            self.progress = self.now
+            self.steps.complete(done, self.now)
+            if self.marks is not None:
+                self.marks.put(MARK_COMPLETE, self.now, 0, 0, self.now - self.looked, done, 0)
+            busy[0] = True
+        return 0
+
+    cdef bint end_step(self, const deepum_event* event) noexcept nogil:
+        # Whether the event says that a step ends: the engine does not hear of that.
+        if event.type != STEP_EVENT:
+            return False
+        if self.steps.mark(self.engine.launched) and self.marks is not None:
+            self.note_step(self.engine.launched)
+        return True
 
     cdef int listen(self, bint* busy) except -1 nogil:
         cdef Ring* ring = &self.feed.faults
@@ -202,9 +213,7 @@ cdef class Conductor:
         tail = deepum_load(&ring.tail)
         while ring.head != tail:
             event = &ring.events[ring.head & ring.mask]
-            if event.type == STEP_EVENT:
-                if self.steps.mark(self.engine.launched) and self.marks is not None:
-                    self.note_step(self.engine.launched)
+            if self.end_step(event):
                 deepum_store(&ring.head, ring.head + 1)
                 continue
             if event.type == DEEPUM_EVENT_LAUNCH:

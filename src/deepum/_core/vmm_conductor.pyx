@@ -27,10 +27,10 @@ from deepum._core.conductor cimport Gate
 from deepum._core.engine cimport LAUNCH_RING
 from deepum._core.exec_table cimport NONE
 from deepum._core.feed cimport (
-    STEP_EVENT, Ring, deepum_add, deepum_load, deepum_load32, deepum_now, deepum_sleep,
-    deepum_store, deepum_store32, pthread_mutex_lock, pthread_mutex_unlock,
+    Ring, deepum_add, deepum_load, deepum_load32, deepum_now, deepum_sleep, deepum_store,
+    deepum_store32, pthread_mutex_lock, pthread_mutex_unlock,
 )
-from deepum._core.marks cimport MARK_COMPLETE, MARK_OPEN
+from deepum._core.marks cimport MARK_OPEN
 from deepum._core.records cimport *
 from deepum._core.residency cimport CONTENT, DEMANDED, DIRTY, LEAF_BITS, RESIDENT, Block
 
@@ -101,22 +101,13 @@ cdef class VmmConductor(Conductor):
 
     cdef int round(self) except -1 nogil:
         cdef bint busy = False
-        cdef uint64_t done = self.feed.finished()
+        cdef uint64_t done = self.feed.finished()  # before it is asked whether that is known
         cdef const char* why = self.exact.trouble()
-        self.now = deepum_now()
         if why != NULL:
             return self.stop_short(why)
         if deepum_load32(&self.feed.blind):
             return self.stop_short(b"completions cannot be followed any more")
-        if done > self.engine.launched:
-            done = self.engine.launched
-        if done > self.engine.completed:
-            self.engine.complete(done)
-            self.progress = self.now
-            self.steps.complete(done, self.now)
-            if self.marks is not None:
-                self.marks.put(MARK_COMPLETE, self.now, 0, 0, self.now - self.looked, done, 0)
-            busy = True
+        self.hear_of_completions(done, &busy)
         if self.mover.report(self.engine):
             busy = True
             if self.exact.refused() == self.refused_before:
@@ -152,9 +143,7 @@ cdef class VmmConductor(Conductor):
             self.note_look(0, 0)
         while ring.head != tail:
             event = &ring.events[ring.head & ring.mask]
-            if event.type == STEP_EVENT:
-                if self.steps.mark(self.engine.launched) and self.marks is not None:
-                    self.note_step(self.engine.launched)
+            if self.end_step(event):
                 deepum_store(&ring.head, ring.head + 1)
                 continue
             if event.type == DEEPUM_EVENT_LAUNCH:

@@ -174,7 +174,7 @@ class GpuBackend:
         """Take over the memory of the current device."""
         if Process.current is not None:
             raise DeepUMError("a session is open in this process already; close it first")
-        torch = self._torch()
+        torch = pytorch()
         ordinal = torch.cuda.current_device()
         torch.zeros(1, device="cuda")  # creates the context, in PyTorch's own memory
         self.device = device = look(ordinal)
@@ -219,9 +219,6 @@ class GpuBackend:
 
     mover: Any
     conductor: Any
-
-    def _torch(self) -> Any:
-        return pytorch()
 
     def _take_over(self, device: Device, budget: int) -> None:
         """See to memory that is left over from another session."""
@@ -354,7 +351,7 @@ class GpuBackend:
         # of its own; what is left to do here has to be done all the same.
         from deepum._core import cuda_launches, cuda_memory
 
-        torch = self._torch()
+        torch = pytorch()
         try:
             if self._hooks is not None:
                 self._hooks.close()

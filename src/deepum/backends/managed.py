@@ -34,10 +34,6 @@ move at once; moving threads each way.
 """
 
 
-def _torch() -> Any:
-    return gpu.pytorch()
-
-
 def unavailable() -> str:
     """Return why this does not work here, in one line; empty if it seems to."""
     return gpu.unavailable("cuda_mover")
@@ -48,9 +44,6 @@ class ManagedBackend(GpuBackend):
 
     name = "managed"
     options = OPTIONS
-
-    def _torch(self) -> Any:
-        return _torch()
 
     def _take_over(self, device: Device, budget: int) -> None:
         from deepum._core import cuda_memory
