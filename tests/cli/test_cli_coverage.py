@@ -169,12 +169,12 @@ def test_usage(run, arguments, says):
 
 
 def test_a_machine_without_a_gpu_is_told_in_one_line(run, script, monkeypatch):
-    from deepum.backends import managed
+    from deepum.backends import gpu
 
     def refuse():
         raise BackendError("no GPU")
 
-    monkeypatch.setattr(managed, "_torch", refuse)
+    monkeypatch.setattr(gpu, "pytorch", refuse)
     result = run("doctor", "--coverage", str(script), status=2)
     assert result.stderr.strip() == "error: no GPU"
     assert not proofs.proved(script)

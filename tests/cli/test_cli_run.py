@@ -15,13 +15,13 @@ def test_a_script_that_is_not_there(run, tmp_path):
 
 @pytest.mark.parametrize("reason", ["no PyTorch", "no GPU"])
 def test_a_machine_that_cannot_is_told_in_one_line(run, tmp_path, monkeypatch, reason):
-    from deepum.backends import managed
+    from deepum.backends import gpu
     from deepum.errors import BackendError
 
     def refuse():
         raise BackendError(reason)
 
-    monkeypatch.setattr(managed, "_torch", refuse)
+    monkeypatch.setattr(gpu, "pytorch", refuse)
     script = tmp_path / "train.py"
     script.write_text("print('ran')")
     result = run("run", str(script), status=2)
