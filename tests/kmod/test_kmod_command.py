@@ -75,6 +75,25 @@ def test_load_takes_what_was_built(machine: Path, calls: list[tuple[str, ...]]) 
     assert run("load").stdout == "the module is loaded already\n"
 
 
+@pytest.mark.parametrize("status", [0, 1, None])
+def test_load_takes_what_is_installed(
+    machine: Path, calls: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, status: int | None
+) -> None:
+    tools = machine / "tools"  # None: a machine that has no such program
+    tools.mkdir()
+    if status is not None:
+        (tools / "modprobe").write_text(f"#!/bin/sh\nexit {status}\n")
+        (tools / "modprobe").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools))
+    folder = str(sources(machine))
+    if status == 0:
+        assert run("load", "--source", folder).stdout == "loaded\n"
+        assert calls == [("modprobe", "deepum")]
+    else:
+        assert "build it first" in run("load", "--source", folder, status=2).stderr
+        assert calls == []
+
+
 def test_unload(machine: Path, calls: list[tuple[str, ...]]) -> None:
     assert run("unload").stdout == "the module is not loaded\n"
     (machine / "SYS").mkdir()

@@ -73,6 +73,13 @@ def call(*words: str, what: str) -> str:
     return done.stdout
 
 
+def installed() -> bool:
+    """Return whether the module is installed for the running kernel."""
+    if shutil.which("modprobe") is None:  # containers have no need of it
+        return False
+    return subprocess.run(["modprobe", "-n", "-q", "deepum"], check=False).returncode == 0
+
+
 def need_root(what: str) -> None:
     """Raise if this user may not load modules."""
     if os.geteuid():
@@ -108,7 +115,7 @@ def load(source: str | None) -> None:
         file = None
     if file is not None and file.exists():
         call("insmod", str(file), what="loading")
-    elif subprocess.run(["modprobe", "-n", "-q", "deepum"], check=False).returncode == 0:
+    elif installed():
         call("modprobe", "deepum", what="loading")
     else:
         raise DeepUMError(
