@@ -139,6 +139,17 @@ def test_tables_count_what_looking_ahead_takes() -> None:
     assert sizes[1] > sizes[0]
 
 
+def test_looking_ahead_takes_no_more_in_a_long_run() -> None:
+    # All is as foreseen for long, so what a block was filed under is never what is looked at.
+    def took(iterations: int) -> int:
+        return simulate(
+            rounds(45, 1), MACHINE, "chained", memory=BUDGET * BLOCK, iterations=iterations,
+            options={"next_use": True},
+        ).table_bytes  # fmt: skip
+
+    assert took(400) == took(40)
+
+
 def test_more_memory_may_come_while_it_looks_ahead() -> None:
     backend = SimBackend(rounds(60), MACHINE, "chained", memory=BUDGET * BLOCK, options=PAST)
     backend.run(3)

@@ -30,6 +30,7 @@ cdef class Foresight:
     cdef uint32_t strangers    # latest launches in a row that were not foreseen
     cdef bint filed            # whether resident blocks are filed, which they are once needed
     cdef Furthest due          # resident blocks by next use; checked when popped
+    cdef uint32_t most         # entries in it at which it is made anew
     cdef Furthest aside        # of these, what cannot go before the running launch has ended
 
     cdef int begin(self, Engine engine) except -1 nogil

@@ -17,7 +17,7 @@ from deepum._core.engine cimport LAUNCH_RING, NOBODY, Engine
 from deepum._core.exec_table cimport NONE
 from deepum._core.furthest cimport Furthest, Use
 from deepum._core.residency cimport (
-    ABSENT, INCOMING, LEAF_BITS, LEAF_BLOCKS, OUTGOING, RESIDENT, Block,
+    ABSENT, INCOMING, LEAF_BITS, LEAF_BLOCKS, OUTGOING, QUEUED, RESIDENT, Block,
 )
 
 cdef uint64_t NEVER = 0xFFFFFFFFFFFFFFFF
@@ -186,6 +186,8 @@ cdef class Foresight:
         if not self.filed:
             self.settled = seq
             return 0
+        if self.due.size > self.most:
+            self.file(engine)          # what is true no more sinks, and nobody takes it out there
         while self.aside.size:
             self.aside.size -= 1
             self.arrived(engine, self.aside.heap[self.aside.size].slot)
@@ -208,12 +210,14 @@ cdef class Foresight:
         cdef uint32_t leaf, i, slot
         cdef Block* blocks
         self.filed = True
+        self.due.size = self.aside.size = 0
         for leaf in range(self.slots >> LEAF_BITS):
             blocks = engine.mem.leaves[leaf]
             for i in range(LEAF_BLOCKS):
-                if blocks[i].state in (RESIDENT, INCOMING):
+                if blocks[i].state in (RESIDENT, INCOMING) or blocks[i].flags & QUEUED:
                     slot = leaf << LEAF_BITS | i
                     self.due.push(self.next_use(engine, slot), slot)
+        self.most = 4 * self.due.size + LEAF_BLOCKS
         return 0
 
     cdef int arrived(self, Engine engine, uint32_t slot) except -1 nogil:
