@@ -286,3 +286,22 @@ def in_managed(driver: Driver) -> None:
 @on_fake(memory_bytes=CARD)
 def in_noop(driver: Driver) -> None:
     open_and_train(driver, "noop")
+
+
+# What the calls cost
+
+
+@on_fake(memory_bytes=256 << 20)
+def test_remaps_are_timed_alone_and_beside_copies(driver: Driver) -> None:
+    remaps = load("remaps")
+    took = remaps.measure(4, 3)
+    assert {"create", "set access", "unmap the last", "release"} < took.keys()
+    assert all(low <= middle <= high for low, middle, high in took.values())
+    assert driver.get("frames") == 0
+    context = remaps.call(remaps.cuda.cuCtxGetCurrent)
+    traffic = remaps.Traffic(context)
+    traffic.start()
+    remaps.measure(2, 3)
+    while not all(traffic.bytes):
+        pass
+    assert all(rate > 0 for rate in traffic.stop())

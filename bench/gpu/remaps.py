@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the calls of memory mode vmm cost: frames made and released, chunks mapped and unmapped.
+
+    python bench/gpu/remaps.py --json bench/results/h200-remaps.json
+
+Each call is timed by itself, 50 times for each size: with nothing else going on, and while two
+threads keep both directions of the bus busy, as in a session that moves memory. Frames that were
+just released are made again in the second half of the list, as a session does that needs another
+size. Microseconds: the quartiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cuda.bindings import driver as cuda
+from head import head
+from moves import MIB, call, place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SIZES = (2, 4, 8, 16, 32)
+ROUNDS = 50
+COPY = 16 * MIB
+
+
+class Traffic:
+    """Copies both ways without a pause, from `start` to `stop`; `bytes` are those of each way."""
+
+    def __init__(self, context: Any) -> None:
+        self.context = context
+        self.over = threading.Event()
+        self.bytes = [0, 0]
+        self.began = 0.0
+        self.threads = [threading.Thread(target=self._copy, args=(way,)) for way in (0, 1)]
+
+    def start(self) -> None:
+        self.began = time.perf_counter()
+        for thread in self.threads:
+            thread.start()
+
+    def stop(self) -> list[float]:
+        """End; return GB/s in and out."""
+        self.over.set()
+        for thread in self.threads:
+            thread.join()
+        return [count / (time.perf_counter() - self.began) / 1e9 for count in self.bytes]
+
+    def _copy(self, way: int) -> None:
+        call(cuda.cuCtxSetCurrent, self.context)
+        stream = call(cuda.cuStreamCreate, 1)
+        host = call(cuda.cuMemHostAlloc, COPY, 0)
+        device = call(cuda.cuMemAlloc, COPY)
+        while not self.over.is_set():
+            for _ in range(8):
+                if way:
+                    call(cuda.cuMemcpyDtoHAsync, host, device, COPY, stream)
+                else:
+                    call(cuda.cuMemcpyHtoDAsync, device, host, COPY, stream)
+            call(cuda.cuStreamSynchronize, stream)
+            self.bytes[way] += 8 * COPY
+        call(cuda.cuMemFree, device)
+        call(cuda.cuMemFreeHost, host)
+        call(cuda.cuStreamDestroy, stream)
+
+
+def measure(mib: int, rounds: int) -> dict[str, list[float]]:
+    """Return quartiles of what each call takes for one size, in microseconds."""
+    size = mib * MIB
+    wanted = cuda.CUmemAllocationProp()
+    wanted.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    wanted.location = place("device")
+    access = cuda.CUmemAccessDesc()
+    access.location = wanted.location
+    access.flags = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    base = int(call(cuda.cuMemAddressReserve, 2 * size, 64 * MIB, 0, 0))
+    took: dict[str, list[float]] = {}
+
+    def timed(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        began = time.perf_counter()
+        result = call(function, *arguments)
+        took.setdefault(what, []).append((time.perf_counter() - began) * 1e6)
+        return result
+
+    for _ in range(rounds):
+        frame = timed("create", cuda.cuMemCreate, size, wanted, 0)
+        timed("map", cuda.cuMemMap, base, size, 0, frame, 0)
+        timed("set access", cuda.cuMemSetAccess, base, size, [access], 1)
+        timed("map again", cuda.cuMemMap, base + size, size, 0, frame, 0)
+        timed("set access again", cuda.cuMemSetAccess, base + size, size, [access], 1)
+        timed("unmap", cuda.cuMemUnmap, base, size)
+        timed("unmap the last", cuda.cuMemUnmap, base + size, size)
+        timed("release", cuda.cuMemRelease, frame)
+    call(cuda.cuMemAddressFree, base, 2 * size)
+    return {
+        what: [round(x, 1) for x in statistics.quantiles(times)] for what, times in took.items()
+    }
+
+
+def main() -> None:
+    """Measure, print JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="MiB")
+    given = parser.parse_args()
+    call(cuda.cuInit, 0)
+    context = call(cuda.cuDevicePrimaryCtxRetain, call(cuda.cuDeviceGet, 0))
+    call(cuda.cuCtxSetCurrent, context)
+    sizes = [int(size) for size in given.sizes.split(",")]
+    alone = {f"{mib} MiB": measure(mib, given.rounds) for mib in sizes}
+    traffic = Traffic(context)
+    traffic.start()
+    beside = {f"{mib} MiB": measure(mib, given.rounds) for mib in sizes}
+    rates = dict(zip(("in", "out"), traffic.stop(), strict=True))
+    result = {
+        **head(), "unit": "us, quartiles", "alone": alone, "beside copies": beside,
+        "GB/s meanwhile": rates,
+    }  # fmt: skip
+    text = json.dumps(result, indent=1)
+    print(text)
+    if given.json:
+        given.json.write_text(text + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
