@@ -56,6 +56,7 @@ def test_frames_can_be_had_while_the_budget_has_room(
             used[frame] = (size, handle)
         assert pool.made == sum(1 << kind for kind in handles.values()) <= budget
         assert pool.used == sum(1 << kind for kind, _ in used.values())
+        assert pool.ever == number
 
 
 @given(

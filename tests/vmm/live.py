@@ -72,6 +72,8 @@ def session(
         yield backend, machine
         stats = backend.stats
         assert stats["frame_bytes"] <= limit
+        assert bool(stats["frames_made"]) == bool(stats["frame_bytes"])
+        assert stats["predictions_lost"] <= stats["launches"] + 1
         assert stats["pinned_bytes"] <= host
         assert not first or driver.get("peak_frame_bytes") <= limit
     finally:

@@ -242,6 +242,11 @@ cdef class ChainedPolicy(NativePolicy):
             self.walk_table(engine)
         return 0
 
+    @property
+    def forgotten(self):
+        """Times that the prediction of next uses was thrown away and begun anew; 0 without."""
+        return self.foresight.forgotten if self.next_use else 0
+
     cdef uint64_t bytes_used(self) noexcept nogil:
         return (sizeof(uint64_t) * self.named_count
                 + (self.foresight.bytes_used() if self.next_use else 0))

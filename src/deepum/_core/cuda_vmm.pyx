@@ -664,6 +664,18 @@ cdef class VmmMemory:
             pthread_mutex_unlock(&self.lock)
         return made * BLOCK
 
+    @property
+    def frames_made(self):
+        """Frames made in this session: more than there are where sizes ran short."""
+        cdef uint64_t ever
+        if self.frames is None:
+            return 0
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+            ever = self.frames.ever
+            pthread_mutex_unlock(&self.lock)
+        return ever
+
 
 def use_memory(VmmMemory memory not None):
     """Set the memory that the callbacks serve; for the whole life of the process."""

@@ -16,6 +16,7 @@ cdef struct Node:
 
 cdef class Foresight:
     cdef uint32_t* expected    # kernel predicted for launch s, at s % MAX_LAP
+    cdef uint64_t forgotten    # times that all foreseen was thrown away
     cdef uint64_t reached      # launch up to which there is a prediction
     cdef uint32_t context[4]   # predicted kernels up to there, nearest first
     cdef uint64_t lap          # longest way from a kernel's launch to its next one: a step

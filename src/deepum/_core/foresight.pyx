@@ -68,6 +68,7 @@ cdef class Foresight:
         # Forget what was foreseen: the latest launch is all that is known. While a program is
         # learnt this runs at each launch, so resident blocks are filed only once one has to go.
         cdef int k
+        self.forgotten += 1
         self.grow(engine)
         memset(self.first, 0xFF, self.slots * sizeof(uint32_t))
         self.node_count = 0

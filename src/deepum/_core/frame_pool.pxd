@@ -26,6 +26,7 @@ cdef class FramePool:
     cdef readonly uint64_t budget          # blocks
     cdef readonly uint64_t made            # blocks of the frames that there are
     cdef readonly uint64_t used            # blocks of those that are in use
+    cdef readonly uint64_t ever            # frames that were ever made
     cdef Places places[CLASSES]
 
     cdef Answer take(self, uint32_t size, uint32_t* frame) noexcept nogil

@@ -99,6 +99,7 @@ cdef class FramePool:
             place = p.count
             p.count += 1
         p.handles[place] = handle
+        self.ever += 1
         self.made += <uint64_t>1 << size
         self.used += <uint64_t>1 << size
         return size << 24 | place

@@ -499,6 +499,7 @@ class GpuBackend:
             failure=self.conductor.failure,
             policy=self._policy.name,
             set_aside=self.set_aside,
+            predictions_lost=getattr(self.engine.policy, "forgotten", 0),
         )
         return counts
 

@@ -167,6 +167,7 @@ class VmmBackend(GpuBackend):
             pinned_bytes=self.memory.pinned_bytes,
             host_bytes=self.memory.host_bytes,
             frame_bytes=self.memory.frame_bytes,
+            frames_made=self.memory.frames_made,
             lent_blocks=self.conductor.lent_blocks,
             failure=self.failure,
         )
