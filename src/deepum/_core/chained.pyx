@@ -24,6 +24,7 @@ from libc.string cimport memset
 from deepum._core.block_table cimport Table, walk_begin, walk_free, walk_next
 from deepum._core.engine cimport DEFAULT_ORDER, Engine, NativePolicy
 from deepum._core.exec_table cimport NONE
+from deepum._core.feed cimport deepum_load
 from deepum._core.foresight cimport Foresight
 from deepum._core.residency cimport ABSENT, CONTENT, OUTGOING, QUEUED, Block
 
@@ -245,7 +246,7 @@ cdef class ChainedPolicy(NativePolicy):
     @property
     def forgotten(self):
         """Times that the prediction of next uses was thrown away and begun anew; 0 without."""
-        return self.foresight.forgotten if self.next_use else 0
+        return deepum_load(&self.foresight.forgotten) if self.next_use else 0
 
     cdef uint64_t bytes_used(self) noexcept nogil:
         return (sizeof(uint64_t) * self.named_count

@@ -15,6 +15,7 @@ from libc.string cimport memset
 from deepum._core.block_table cimport Table
 from deepum._core.engine cimport LAUNCH_RING, NOBODY, Engine
 from deepum._core.exec_table cimport NONE
+from deepum._core.feed cimport deepum_add
 from deepum._core.furthest cimport Furthest, Use
 from deepum._core.residency cimport (
     ABSENT, INCOMING, LEAF_BITS, LEAF_BLOCKS, OUTGOING, QUEUED, RESIDENT, Block,
@@ -68,7 +69,7 @@ cdef class Foresight:
         # Forget what was foreseen: the latest launch is all that is known. While a program is
         # learnt this runs at each launch, so resident blocks are filed only once one has to go.
         cdef int k
-        self.forgotten += 1
+        deepum_add(&self.forgotten, 1)     # read by any thread
         self.grow(engine)
         memset(self.first, 0xFF, self.slots * sizeof(uint32_t))
         self.node_count = 0
