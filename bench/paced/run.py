@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import json
 import os
 import subprocess
 import sys
@@ -128,6 +129,7 @@ def play(given: argparse.Namespace) -> None:
     library = ctypes.CDLL(str(BUILD / "libcuda.so.1"))
     calls = (ctypes.c_uint64 * len(CALLS)).in_dll(library, "paced_calls")
     began, before, called = time.monotonic(), mover.counts, list(calls)
+    rows = []
     for iteration in range(given.steps):
         step = trace.step_at(iteration)
         part = slice(int(trace.step_start[step]), int(trace.step_start[step + 1]))
@@ -135,20 +137,27 @@ def play(given: argparse.Namespace) -> None:
         feed.step()
         player.wait(last)
         now, counts, so_far = time.monotonic(), mover.counts, list(calls)
-        moved = {name: (counts[name] - before[name]) / 1e9 for name in counts if "bytes" in name}
-        busy = [(counts[f"busy_{way}_s"] - before[f"busy_{way}_s"]) / given.scale
-                for way in ("in", "out")]  # fmt: skip
-        made = ", ".join(
-            f"{b - a} {name}" for name, a, b in zip(CALLS, called, so_far, strict=True)
-        )
+        row = {"step_s": round((now - began) / given.scale, 4)}
+        for name in ("bytes_in", "bytes_out", "bytes_dropped"):
+            row[name] = counts[name] - before[name]
+        for name in ("busy_in_s", "busy_out_s"):
+            row[name] = round((counts[name] - before[name]) / given.scale, 4)
+        row.update({name: b - a for name, a, b in zip(CALLS, called, so_far, strict=True)})
+        rows.append(row)
         print(
-            f"step {iteration}: {(now - began) / given.scale:.3f} s, {moved['bytes_in']:.1f} GB in "
-            f"({busy[0]:.2f} s), {moved['bytes_out']:.1f} out ({busy[1]:.2f} s), "
-            f"{moved['bytes_dropped']:.1f} dropped; {made}",
+            f"step {iteration}: {row['step_s']:.3f} s, {row['bytes_in'] / 1e9:.1f} GB in "
+            f"({row['busy_in_s']:.2f} s), {row['bytes_out'] / 1e9:.1f} out "
+            f"({row['busy_out_s']:.2f} s), {row['bytes_dropped'] / 1e9:.1f} dropped; "
+            + ", ".join(f"{row[name]} {name}" for name in CALLS),
             flush=True,
         )
         began, before, called = now, counts, so_far
     print(conductor.failure or {k: v for k, v in conductor.counts.items() if v}, flush=True)
+    if given.json:
+        asked = {k: str(v) for k, v in vars(given).items() if k not in ("json", "trace")}
+        paced = {k: v for k, v in os.environ.items() if k.startswith("PACED_")}
+        result = {"trace": Path(given.trace).stem, **asked, "driver": paced, "steps": rows}
+        given.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def main() -> None:
@@ -164,6 +173,7 @@ def main() -> None:
     parser.add_argument("--ahead", type=int, default=256)
     parser.add_argument("--host-us", type=float, default=20.0, help="the program's time a launch")
     parser.add_argument("--scale", type=float, default=8.0)
+    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     if os.environ.get("PACED_SCALE") != str(given.scale):
         folder = str(compile_all())
