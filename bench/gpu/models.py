@@ -105,9 +105,13 @@ class Training:
 
 
 ADAMW = functools.partial(torch.optim.AdamW, lr=1e-4, foreach=True)
+FUSED = functools.partial(torch.optim.AdamW, lr=1e-4, fused=True)
+"""PyTorch's own choice on a GPU passes over all that it updates a dozen times, this once."""
 
 
-def language_model(model: nn.Module, words: int, tokens: int, batch: int, change: Change) -> tuple:
+def language_model(
+    model: nn.Module, words: int, tokens: int, batch: int, change: Change, optimizer: Any = ADAMW
+) -> tuple:
     """Train on random tokens: bf16 autocast, AdamW."""
 
     def sample(count: int) -> torch.Tensor:
@@ -117,20 +121,21 @@ def language_model(model: nn.Module, words: int, tokens: int, batch: int, change
         with torch.autocast(DEVICE, torch.bfloat16):
             return model(input_ids=data, labels=data).loss
 
-    training = Training(model, ADAMW, sample, loss, batch, change)
+    training = Training(model, optimizer, sample, loss, batch, change)
     return training.model, training
 
 
 def gpt2(
-    layers: int, width: int, heads: int, batch: int, change: Change = USUAL, tokens: int = 1024
-) -> tuple:
+    layers: int, width: int, heads: int, batch: int, change: Change = USUAL, tokens: int = 1024,
+    optimizer: Any = ADAMW,
+) -> tuple:  # fmt: skip
     """GPT-2 of the transformers library: bf16 autocast, AdamW."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(n_layer=layers, n_embd=width, n_head=heads, n_positions=tokens)
     with torch.device(DEVICE):
         model = GPT2LMHeadModel(config)
-    return language_model(model, config.vocab_size, tokens, batch, change)
+    return language_model(model, config.vocab_size, tokens, batch, change, optimizer)
 
 
 def llama(
@@ -244,6 +249,7 @@ MODELS = {
     "gpt2-small": (functools.partial(gpt2, 12, 768, 12), 4),
     "gpt2-medium": (functools.partial(gpt2, 24, 1024, 16), 4),
     "gpt2-xl": (functools.partial(gpt2, 48, 1600, 25), 4),
+    "gpt2-xl-fused": (functools.partial(gpt2, 48, 1600, 25, optimizer=FUSED), 4),
     "llama-1b": (functools.partial(llama, 16, 2048, 32), 4),
     "bert-small": (functools.partial(bert, 6, 512, 8, tokens=128), 16),
     "bert-large": (functools.partial(bert, 24, 1024, 16), 16),

@@ -36,6 +36,7 @@ _ALTERNATIVE_S_PER_GB = 0.1  # an assumption
 # only `--plan` uses.
 _NATIVE = {
     "gpt2-small": (8e9, 0.05), "gpt2-medium": (20e9, 0.09), "gpt2-xl": (53e9, 0.26),
+    "gpt2-xl-fused": (53e9, 0.25),
     "bert-small": (3e9, 0.03), "bert-large": (25e9, 0.6), "resnet50": (6e9, 0.1),
     "resnet152": (35e9, 0.7), "dlrm": (28e9, 0.1), "llama-1b": (40e9, 0.3),
 }  # fmt: skip
