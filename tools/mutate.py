@@ -102,6 +102,9 @@ def mutations(module: str) -> list[Mutation]:
                 "=" in token.line[:column] and "(" not in code.split("=")[0]
             ):
                 continue
+            casts = [match.span() for match in re.finditer(r"<\w+ ?\**>", token.line)]
+            if any(low <= column < high for low, high in casts):
+                continue
             if token.type == tokenize.NUMBER and re.fullmatch(r"\d+", token.string):
                 new = [str(int(token.string) + 1)]
             else:
