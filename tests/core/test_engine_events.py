@@ -506,6 +506,22 @@ def test_a_gated_launch_asks_for_what_it_names():
     assert e.pinned == 0
 
 
+def test_a_gated_launch_misses_nothing_that_is_there():
+    e = engine(8, native("noop"), gated=True, low=0, high=0)
+    e.event("manage", address=0, bytes=6 * BLOCK)
+    for exec_id in (7, 8):
+        e.event("range", address=BLOCK, bytes=2 * BLOCK)
+        e.event("launch", exec_id=exec_id)
+        assert e.stats["misses"] == 2
+        if exec_id == 7:
+            assert brief(decode(e.drain())) == ["prefetch 1-2!"]
+            for block in (1, 2):
+                e.event("arrived", address=block * BLOCK)
+    assert brief(decode(e.drain())) == []
+    e.event("complete", seq=2)
+    assert e.pinned == 0
+
+
 def test_memory_that_a_waiting_launch_may_use_is_not_dropped():
     e = engine(2, native("chained"), frees_early=True, low=0, high=0)
     e.event("manage", address=0, bytes=4 * BLOCK, flags=1)
