@@ -19,7 +19,7 @@ from deepum._core.chunk_map cimport (
 )
 from deepum._core.feed cimport (
     Feed, deepum_load, deepum_load32, deepum_sleep, deepum_store, enter_driver, leave_driver,
-    pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
+    pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock,
 )
 from deepum._core.frame_pool cimport (
     CLASSES, FRAME_BREAK, FRAME_MAKE, FRAME_TAKEN, NO_FRAME_AT_ALL, Answer, FramePool,
@@ -645,36 +645,27 @@ cdef class VmmMemory:
     @property
     def host_bytes(self):
         """Bytes of it that something is in."""
-        cdef uint64_t used
-        with nogil:
-            pthread_mutex_lock(&self.lock)
-            used = self.hosts.used
-            pthread_mutex_unlock(&self.lock)
-        return used * BLOCK
+        return read(&self.lock, &self.hosts.used) * BLOCK
 
     @property
     def frame_bytes(self):
         """Bytes of the frames that there are."""
-        cdef uint64_t made
-        if self.frames is None:
-            return 0
-        with nogil:
-            pthread_mutex_lock(&self.lock)
-            made = self.frames.made
-            pthread_mutex_unlock(&self.lock)
-        return made * BLOCK
+        return 0 if self.frames is None else read(&self.lock, &self.frames.made) * BLOCK
 
     @property
     def frames_made(self):
-        """Frames made in this session: more than there are where sizes ran short."""
-        cdef uint64_t ever
-        if self.frames is None:
-            return 0
-        with nogil:
-            pthread_mutex_lock(&self.lock)
-            ever = self.frames.ever
-            pthread_mutex_unlock(&self.lock)
-        return ever
+        """Frames made since `begin`: more than there are where sizes ran short."""
+        return 0 if self.frames is None else read(&self.lock, &self.frames.ever)
+
+
+cdef uint64_t read(pthread_mutex_t* lock, const uint64_t* count) noexcept:
+    # What other threads count under a lock.
+    cdef uint64_t value
+    with nogil:
+        pthread_mutex_lock(lock)
+        value = count[0]
+        pthread_mutex_unlock(lock)
+    return value
 
 
 def use_memory(VmmMemory memory not None):
