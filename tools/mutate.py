@@ -134,8 +134,8 @@ class Workplace:
             "HYPOTHESIS_DATABASE_FILE": str(folder / "examples.db"),
         }
 
-    def build(self, module: str) -> bool:
-        """Translate and compile one module; say whether that worked."""
+    def build(self) -> bool:
+        """Translate and compile what has changed; say whether that worked."""
         command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
         return self._run(command, SECONDS) == 0
 
@@ -147,19 +147,12 @@ class Workplace:
         kept = built.read_bytes()
         try:
             path.write_text(mutation.apply(original))
-            if not self.build(mutation.module):
+            if not self.build():
                 return "stillborn"
-            tests = TESTS[mutation.module].split()
             command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-            command += [
-                "-p",
-                "no:randomly",
-                "--timeout",
-                "120",
-                "-m",
-                "not torch and not gpu and not kmod",
-            ]
-            return "survived" if self._run([*command, *tests], SECONDS) == 0 else "killed"
+            command += ["--timeout=120", "-m", "not torch and not gpu and not kmod"]
+            command += TESTS[mutation.module].split()
+            return "survived" if self._run(command, SECONDS) == 0 else "killed"
         finally:
             path.write_text(original)
             built.unlink()  # somebody may have it mapped

@@ -4,9 +4,8 @@
     python bench/gpu/remaps.py --json bench/results/h200-remaps.json
 
 Each call is timed by itself, 50 times for each size: with nothing else going on, and while two
-threads keep both directions of the bus busy, as in a session that moves memory. Frames that were
-just released are made again in the second half of the list, as a session does that needs another
-size. Microseconds: the quartiles.
+threads keep both directions of the bus busy, as in a session that moves memory. Each frame is
+mapped twice, since a session's have an alias. Microseconds: the quartiles.
 """
 
 from __future__ import annotations
@@ -39,7 +38,10 @@ class Traffic:
         self.over = threading.Event()
         self.bytes = [0, 0]
         self.began = 0.0
-        self.threads = [threading.Thread(target=self._copy, args=(way,)) for way in (0, 1)]
+        # Daemons: a measurement that fails must not be kept alive by them.
+        self.threads = [
+            threading.Thread(target=self._copy, args=(way,), daemon=True) for way in (0, 1)
+        ]
 
     def start(self) -> None:
         self.began = time.perf_counter()

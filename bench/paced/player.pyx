@@ -6,8 +6,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from deepum._core.cuda_vmm cimport VmmMemory
 from deepum._core.feed cimport (
-    Feed, deepum_load, deepum_load32, deepum_now, deepum_sleep, deepum_store, deepum_store32,
-    deepum_wake_sharply,
+    Feed, deepum_load, deepum_now, deepum_sleep, deepum_store, deepum_store32, deepum_wake_sharply,
 )
 
 cdef enum:
@@ -26,7 +25,7 @@ cdef class Player:
     cdef double scale
     cdef uint64_t times[TIMES]
     cdef uint64_t submitted, finished
-    cdef uint32_t over, stream
+    cdef uint32_t stream
 
     def __init__(self, Feed feed not None, VmmMemory memory not None, double scale):
         self.feed = feed
@@ -39,11 +38,11 @@ cdef class Player:
         return <uint64_t>self.memory.new_segment(size >> 21)
 
     def compute(self):
-        """Run launches in order, each once its gate is open, until `end`."""
+        """Run launches in order, each once its gate is open, as long as the process lives."""
         cdef uint64_t seq = 0, free_at = 0, now
         deepum_wake_sharply()
         with nogil:
-            while not deepum_load32(&self.over) or seq != deepum_load(&self.submitted):
+            while True:
                 if (seq == deepum_load(&self.submitted)
                         or deepum_load(&self.feed.opened) < seq + 1):
                     deepum_sleep(3000)
@@ -111,7 +110,3 @@ cdef class Player:
         with nogil:
             while deepum_load(&self.finished) < seq:
                 deepum_sleep(50000)
-
-    def end(self):
-        """Let `compute` return once all is done."""
-        deepum_store32(&self.over, 1)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib.util
 import json
 import os
 import subprocess
@@ -32,19 +33,12 @@ CALLS = ("create", "release", "map", "unmap")
 
 def compile_all() -> Path:
     """Build the driver and the player if their sources are newer; return the folder."""
-    import importlib.util
-
     BUILD.mkdir(parents=True, exist_ok=True)
     library = BUILD / "libcuda.so.1"
     source = HERE / "driver.c"
     if not library.exists() or library.stat().st_mtime < source.stat().st_mtime:
         command = ["gcc", "-O2", "-shared", "-fPIC", str(source), "-o", str(library)]
         subprocess.run([*command, "-ldl", "-lpthread"], check=True)
-    spec = importlib.util.spec_from_file_location("deepum_setup", ROOT / "setup.py")
-    assert spec is not None
-    assert spec.loader is not None
-    builder = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(builder)
     player = HERE / "player.pyx"
     core = ROOT / "src" / "deepum" / "_core"
     built = next(BUILD.glob("player.*.so"), None)
@@ -53,6 +47,11 @@ def compile_all() -> Path:
         from Cython.Build import cythonize
         from setuptools import Distribution, Extension
 
+        spec = importlib.util.spec_from_file_location("deepum_setup", ROOT / "setup.py")
+        assert spec is not None
+        assert spec.loader is not None
+        builder = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(builder)
         modules = cythonize(
             [
                 Extension(
