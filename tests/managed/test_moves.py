@@ -43,13 +43,20 @@ def test_launches_that_name_their_memory_never_fault(driver: Driver, policy: str
 
 
 @on_fake(memory_bytes=CARD)
+@pytest.mark.parametrize("without", [("invalidate",), ()])
 @pytest.mark.parametrize("policy", FORESEEING)
-def test_the_resident_set_stays_in_the_budget(driver: Driver, policy: str) -> None:
-    with session(driver, policy) as (_, machine):
+def test_the_resident_set_stays_in_the_budget(
+    driver: Driver, policy: str, without: tuple[str, ...]
+) -> None:
+    with session(driver, policy, without=without) as (backend, machine):
         driver.delay("exec:kernel", 0, 1_000_000)
         training(Program(machine), LAYERS, WORDS, 3)
-    # A drop gives its frame free when it is decided, not when it is done: a batch may be over.
-    assert driver.get("peak_resident_bytes") <= BUDGET + 16 * BLOCK
+    over = 4
+    if not without:
+        # A drop gives its frame free when it is decided. Until it is done a batch may be over, and
+        # what the program took again before it was done is over until it is used.
+        over += 16 + backend.stats["drops_refused"]
+    assert driver.get("peak_resident_bytes") <= BUDGET + over * BLOCK
 
 
 @on_fake(memory_bytes=CARD)
