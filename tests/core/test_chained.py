@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chained prefetching and its mechanisms by example: kernels, blocks, exact commands."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from deepum.policy import Policy
@@ -600,3 +605,45 @@ def test_single_level_does_not_see_kernels():
     bench.run(B, 2)
     forget(bench)
     assert brief(bench.run(C, 1)) == ["prefetch 1!", "prefetch 2"]
+
+
+GROWS_MEANWHILE = """
+from tests.core.test_chained import A, B, BLOCK, QUIET, Bench, brief, forget
+
+bench = Bench(2048, "chained", **QUIET, queue=4)
+for _ in range(3):
+    bench.run(A, *range(60))
+    bench.run(B, 1000)
+forget(bench)
+bench.launch(A)
+assert brief(bench.drain()) == ["prefetch 0-15", "prefetch 16-31"]  # and the walk is paused
+new = range(100, 300)
+bench.fault(*new)
+bench.carry_out(bench.drain())
+bench.engine.event("unmanage", address=new.start * BLOCK, bytes=len(new) * BLOCK)
+bench.manage(new.start, len(new))
+for block in range(32):
+    bench.engine.event("arrived", address=block * BLOCK)
+print(*brief(bench.settle()), sep="\\n")
+"""
+
+
+def test_a_walk_sees_all_of_a_table_that_grows_while_it_is_paused():
+    # What memory holds before it is used is set by the C library, so that it is never zero.
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", GROWS_MEANWHILE],
+        env={**os.environ, "MALLOC_PERTURB_": "90", "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    *first, last = done.stdout.splitlines()
+    assert last == "prefetch 1000"  # the next kernel's
+    brought = {
+        block
+        for line in first
+        for bounds in [line.split()[1].split("-")]
+        for block in range(int(bounds[0]), int(bounds[-1]) + 1)
+    }
+    assert brought == {*range(32, 60), *range(100, 300)}

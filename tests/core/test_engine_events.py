@@ -562,3 +562,15 @@ def test_contents_are_kept_once_it_is_not_known_what_runs():
     e.keep_contents()
     e.event("fault", address=BLOCK)
     assert brief(decode(e.drain())) == ["evict 0!"]
+
+
+def test_a_search_for_victims_is_not_resumed_at_a_block_that_came_back():
+    bench = Bench(4, blocks=8)
+    bench.run(1, 0, 1, 2, 3)
+    bench.name(0)
+    bench.launch(2)
+    assert brief(bench.touch(4)) == ["evict 1!", "prefetch 4!"]  # 0 was passed over
+    bench.engine.event("unmanage", address=0, bytes=BLOCK)
+    bench.manage(0, 1)
+    bench.touch(0)  # the last in the order now: nothing follows it
+    assert brief(bench.touch(5)) == ["evict 2!", "prefetch 5!"]
