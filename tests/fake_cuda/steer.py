@@ -83,6 +83,21 @@ class Many(ctypes.Structure):
     )
 
 
+class Lists(ctypes.Structure):
+    """The struct that the kernel `LISTS` takes by value: pairs of tensors, as PyTorch has it."""
+
+    _fields_ = (
+        ("addresses", (c_uint64 * 64) * 2),
+        ("numel", ctypes.c_int64 * 64),
+        ("block_to_tensor", ctypes.c_uint8 * 320),
+        ("block_to_chunk", ctypes.c_int32 * 320),
+        ("start", ctypes.c_int32),
+    )
+
+
+LISTS = "_ZN2at6native25multi_tensor_apply_kernelINS0_18TensorListMetadataILi2EEEJEEEvT_"
+
+
 class Fault(NamedTuple):
     """A page that the device touched and that was not there."""
 
@@ -98,6 +113,7 @@ KERNELS: dict[str, tuple[type, ...]] = {
     "reduce": (c_uint64, c_uint64, c_uint64),  # to (64 bits), from, count
     "gather": (c_uint64, c_uint64, c_uint64, c_uint64),  # to, table, index, count
     "add_many": (Many, c_uint32),
+    LISTS: (Lists,),
     "nothing": (c_uint32,),
 }
 KERNEL = ctypes.CFUNCTYPE(None, c_void_p, c_void_p)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from tests.fake_cuda.steer import Array, Driver
+from tests.fake_cuda.steer import LISTS, Array, Driver, Lists
 
 ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
 RELEASE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
@@ -252,6 +252,20 @@ class Program:
         count = min(to.count, source.count)
         self.launch("axpy", to.address, source.address, count, a, form=form)
         right[:count] += np.uint32(a) * other[:count]
+
+    def add_lists(self, lists: Lists, pairs: list[tuple[int, int]]) -> None:
+        """y += x for pairs as long as each other, in one launch; `lists` keeps what it had."""
+        blocks = 0
+        for k, pair in enumerate(pairs):
+            (to, right), (source, other) = (self.tensors[tensor] for tensor in pair)
+            lists.addresses[0][k], lists.addresses[1][k] = to.address, source.address
+            lists.numel[k] = to.count
+            for chunk in range(-(-to.count // 65536)):
+                lists.block_to_tensor[blocks], lists.block_to_chunk[blocks] = k, chunk
+                blocks += 1
+            right += other
+        self.driver.launch(LISTS, lists, stream=self.stream, grid=(blocks, 1, 1))
+        self.launches += 1
 
     def reduce(self, source: int) -> None:
         """Sum a tensor up; what comes out is not kept."""

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 from tests.fake_cuda.harness import on_fake
-from tests.fake_cuda.steer import Driver
+from tests.fake_cuda.steer import Driver, Lists
 from tests.managed.stand_in import Program, training
 from tests.managed.test_data import churn, hostile
 
@@ -72,6 +72,21 @@ def test_every_form_of_launch_is_seen_with_its_memory(driver: Driver, form: str)
         training(Program(machine), LAYERS, WORDS, 2, form=form)
         stats = backend.stats
     assert stats["launches"] >= 2 * 4 * LAYERS
+
+
+@on_fake(memory_bytes=CARD)
+def test_what_an_optimizers_lists_have_left_over_is_not_named(driver: Driver) -> None:
+    with session(driver) as (backend, machine):
+        program, lists = Program(machine), Lists()
+        pairs = [(program.new(WORDS, k), program.new(WORDS, 100 + k)) for k in range(15)]
+        for k, (to, source) in enumerate(pairs):  # more than there is memory, all together
+            lists.addresses[0][k] = program.tensors[to][0].address
+            lists.addresses[1][k] = program.tensors[source][0].address
+        for _ in range(3):
+            for k in range(0, 14, 2):
+                program.add_lists(lists, pairs[k : k + 2])
+        program.check_all()
+        assert backend.stats["lent_blocks"] == 0
 
 
 @on_fake(memory_bytes=CARD)

@@ -24,6 +24,9 @@ from deepum._core.feed cimport (
     enter_driver, leave_driver, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t,
     pthread_mutex_unlock,
 )
+from deepum._core.tensor_lists cimport (
+    MAX_POINTERS, TensorLists, find_lists, scan, scan_lists, tensors_used,
+)
 
 # The driver takes about 1,020 entries behind a closed gate; a launch is three: the wait, the
 # kernel, the mark. A thread that finds the queue full spins in the driver, holding what moves
@@ -31,7 +34,6 @@ from deepum._core.feed cimport (
 cdef uint64_t RUN_AHEAD = 200              # launches, unless told otherwise
 
 cdef enum:
-    MAX_POINTERS = 4096
     NAMES = 1 << 16        # kernels whose names are kept
     API_ENTER = 0
     DRIVER_DOMAIN = 1
@@ -233,6 +235,7 @@ cdef struct Function:
     uint32_t count
     uint32_t* sizes        # bytes of each parameter
     bint sure              # the driver told of them
+    TensorLists lists      # what the first one holds, if that is known
 
 
 # What launches without a kernel of their own are called.
@@ -378,6 +381,8 @@ cdef class Launches:
             name != NULL and status == cydriver.CUDA_ERROR_INVALID_VALUE)
         if f.count == 0:
             deepum_add(&self.no_parameters, 1)
+        elif name != NULL:
+            f.lists = find_lists(name, sizes[0])
         if name != NULL:
             f.number = self.note_name(name)
         f.sizes = <uint32_t*>malloc(f.count * sizeof(uint32_t) + 1)
@@ -454,21 +459,6 @@ cdef uint64_t hash_bytes(const char* data, size_t size) noexcept nogil:
     return mix(h, size)
 
 
-cdef inline uint32_t scan(
-    const char* data, size_t size, uint64_t low, uint64_t span, uint64_t* pointers, uint32_t count
-) noexcept nogil:
-    # The aligned words that may point into managed memory.
-    cdef uint64_t word
-    cdef size_t at = 0
-    while at + 8 <= size:
-        memcpy(&word, data + at, 8)
-        if word - low < span and count < MAX_POINTERS:
-            pointers[count] = word
-            count += 1
-        at += 8
-    return count
-
-
 cdef uint32_t scan_further(
     uint32_t id, const uint64_t* words, uint64_t low, uint64_t span, uint64_t* pointers
 ) noexcept nogil:
@@ -496,7 +486,7 @@ cdef void enter_launch(uint32_t id, const CallData* data) noexcept nogil:
     cdef const Memset* fill = NULL
     cdef const Memcpy* copy = NULL
     cdef uint64_t pointers[MAX_POINTERS]
-    cdef uint32_t count = 0, i, slot = 0
+    cdef uint32_t count = 0, used = 0, i, slot = 0
     cdef uint64_t low = deepum_load(&_launches.feed.map.low)
     cdef uint64_t high = deepum_load(&_launches.feed.map.high), span = high - low
     cdef uint64_t exec_id, seq, kernel
@@ -590,7 +580,12 @@ cdef void enter_launch(uint32_t id, const CallData* data) noexcept nogil:
             exec_id = mix(exec_id, shape[i])
         kernel = <uint64_t>f.number << 32 | <uint32_t>exec_id
         if arguments != NULL:
-            for i in range(f.count):
+            if f.lists.lists:
+                used = tensors_used(&f.lists, <const char*>arguments[0], shape)
+            if used:
+                count = scan_lists(
+                    &f.lists, <const char*>arguments[0], used, low, span, pointers, 0)
+            for i in range(1 if used else 0, f.count):
                 count = scan(<const char*>arguments[i], f.sizes[i], low, span, pointers, count)
         elif extra != NULL:
             i = 0

@@ -79,6 +79,25 @@ void add_many(const AddMany& p) {
   }
 }
 
+// y += x for pairs of tensors, as PyTorch's foreach kernels take them: what no thread block works on is left over.
+struct Lists {
+  uint64_t addresses[2][64];
+  int64_t numel[64];
+  uint8_t block_to_tensor[320];
+  int32_t block_to_chunk[320];
+  int32_t start;
+};
+void add_lists(const unsigned char* params, const fake_launch* launch) {
+  Lists lists;
+  memcpy(&lists, params, sizeof lists);
+  for (unsigned block = 0; block < launch->grid[0]; block++) {
+    const unsigned k = lists.block_to_tensor[block];
+    const uint64_t first = uint64_t(lists.block_to_chunk[block]) * 65536, end = uint64_t(lists.numel[k]);
+    const uint64_t count = end - first < 65536 ? end - first : 65536;
+    axpy({lists.addresses[0][k] + 4 * first, lists.addresses[1][k] + 4 * first, count, 1});
+  }
+}
+
 // to[i] = table[index[i]]: only the rows named are touched.
 struct Gather {
   uint64_t to, table, index, count;
@@ -115,6 +134,9 @@ struct Register {
     add<Axpy, axpy>("axpy", {0, 8, 16, 24}, {8, 8, 8, 4});
     add<Reduce, reduce>("reduce", {0, 8, 16}, {8, 8, 8});
     add<AddMany, add_many>("add_many", {0, offsetof(AddMany, last)}, {sizeof(Many), 4});
+    const uint32_t at[] = {0}, size[] = {sizeof(Lists)};
+    fake_register_kernel(
+        "_ZN2at6native25multi_tensor_apply_kernelINS0_18TensorListMetadataILi2EEEJEEEvT_", add_lists, at, size, 1);
     add<Gather, gather>("gather", {0, 8, 16, 24}, {8, 8, 8, 8});
     add<uint32_t, nothing>("nothing", {0}, {4});
   }

@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+
+def layout(name: str, size: int) -> dict[str, int] | None: ...
+def addresses(
+    name: str, data: bytes, grid: tuple[int, int, int], low: int, high: int
+) -> list[int] | None: ...
