@@ -2,6 +2,11 @@
 """What no schedule of moves can beat: a linear program over one step of a trace.
 
     python bench/schedule_bound.py --json bench/results/sim-vmm-schedule.json
+    python bench/schedule_bound.py --mode managed --machine v100-pcie3-32g \
+        --trace gpt2-xl-b3 --trace bert-large-b18 --json FILE
+
+The first is the recorded step in memory mode vmm at several budgets, the second rows of the paper
+with that machine's own memory.
 
 The bound that every result is printed with, max(compute, bytes in / bus, bytes out / bus), takes it
 that both directions can always be busy. A step does not let them be: what is written forward has to
@@ -36,7 +41,7 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix
 
-from deepum.backends.sim import bound
+from deepum.backends.sim import bound, kernel_times
 from deepum.machine import Machine
 from deepum.trace import Trace
 from deepum.trace.columns import ALLOC, FREE, KERNEL, PATTERNS
@@ -75,13 +80,16 @@ class Step:
     groups: dict[Group, float]
 
 
-def cut(trace: Trace, windows: int) -> Step:
+def cut(trace: Trace, windows: int, times_s: Any = None) -> Step:
     """Cut the last recorded step, which must be the one that repeats, into windows.
 
-    A window holds about as much of the kernels' time, of their number and of the bytes that are
-    used for the first or the last time as any other.
+    `times_s` has the seconds of each kernel; what the trace says of them, if None. A window holds
+    about as much of the kernels' time, of their number and of the bytes that are used for the first
+    or the last time as any other.
     """
     last = len(trace.schedule) - 1
+    if times_s is None:
+        times_s = trace.kernel_time_ns * 1e-9
     alive = {int(tensor) for tensor in trace.initial}
     for iteration in range(last):
         for op, arg in _events(trace, iteration):
@@ -107,7 +115,7 @@ def cut(trace: Trace, windows: int) -> Step:
                 if not whole or trace.operand_pattern[operand] != SEQUENTIAL:
                     mode = WRITES_SOME if mode & WRITES else 0
                 uses[tensor].append((len(times), mode))
-            times.append(float(trace.kernel_time_ns[arg]) * 1e-9)
+            times.append(float(times_s[arg]))
     window = _windows(trace, np.array(times), uses, windows)
     count = int(window[-1]) + 1
     groups: dict[Group, float] = defaultdict(float)
@@ -249,39 +257,45 @@ def _add(
             program.at_most(0.0, (valid[k + 1], 1.0), (out, -1.0), *before)
 
 
+def rates_of(machine: Machine, mode: str) -> tuple[float, float, float]:
+    """Return the bus's bytes a second in, out, and both ways together in a memory mode."""
+    costs = machine if mode == "managed" else machine.costs_of_vmm()
+    return costs.bus_in_bytes_s, costs.bus_out_bytes_s, costs.bus_both_bytes_s
+
+
 def main() -> None:
-    """Bound the step of the recorded trace at several budgets; print, and write JSON."""
+    """Bound steps of traces, print, and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trace", type=Path, default=TRACE)
+    parser.add_argument("--trace", action="append", help="a file or a bundled one's name")
     parser.add_argument("--machine", default="h200-pcie5")
+    parser.add_argument("--mode", choices=("managed", "vmm"), default="vmm")
     parser.add_argument("--windows", type=int, default=WINDOWS)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    trace, machine = Trace.load(given.trace), Machine.load(given.machine)
-    step = cut(trace, given.windows)
-    if machine.vmm is None:
-        raise SystemExit(f"{given.machine} has no costs of memory mode vmm")
-    vmm = machine.vmm
-    rates = (vmm.bus_in_bytes_s, vmm.bus_out_bytes_s, vmm.bus_both_bytes_s)
+    machine = Machine.load(given.machine)
     rows = []
-    for ratio in RATIOS:
-        budget = trace.peak_bytes / ratio
-        simple = bound(trace, machine, int(budget), memory_mode="vmm").bound_s
-        found = solve(step, budget, rates)
-        rows.append(
-            {"ratio": ratio, "memory_bytes": int(budget), "simple_bound_s": simple, **found}
-        )
-        moved = f"{found['bytes_in'] / 1e9:.1f} GB in, {found['bytes_out'] / 1e9:.1f} out"
-        print(
-            f"{ratio}x: no schedule below {found['bound_s']:.3f} s ({moved}); "
-            f"by bytes alone {simple:.3f} s",
-            flush=True,
-        )
+    for name in given.trace or [TRACE]:
+        trace = Trace.load(name)
+        step = cut(trace, given.windows, kernel_times(trace, machine))
+        budgets = {ratio: trace.peak_bytes / ratio for ratio in RATIOS}
+        if given.mode == "managed":
+            budgets = {trace.peak_bytes / machine.memory_bytes: machine.memory_bytes}
+        for ratio, budget in budgets.items():
+            simple = bound(trace, machine, int(budget), memory_mode=given.mode).bound_s
+            found = solve(step, budget, rates_of(machine, given.mode))
+            found["windows"] = len(found["windows"])
+            rows.append({
+                "trace": Path(name).stem, "groups": len(step.groups), "ratio": round(ratio, 3),
+                "memory_bytes": int(budget), "simple_bound_s": simple, **found,
+            })  # fmt: skip
+            moved = f"{found['bytes_in'] / 1e9:.1f} GB in, {found['bytes_out'] / 1e9:.1f} out"
+            print(
+                f"{Path(name).stem} {ratio:.3g}x: no schedule below {found['bound_s']:.3f} s "
+                f"({moved}); by bytes alone {simple:.3f} s",
+                flush=True,
+            )
     if given.json:
-        result = {
-            "trace": given.trace.stem, "machine": given.machine, "windows": len(step.compute),
-            "groups": len(step.groups), "rows": rows,
-        }  # fmt: skip
+        result = {"machine": given.machine, "mode": given.mode, "rows": rows}
         given.json.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from deepum.machine import Machine, Vmm
 from deepum.trace import Operand, Trace
 
 pytest.importorskip("scipy")
-SCRIPT = Path(__file__).parents[2] / "bench" / "schedule_bound.py"
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "bench" / "schedule_bound.py"
 MIB = 1 << 20
 TENSOR = 64 * MIB
 RATES = (float(TENSOR), float(TENSOR), 2.0 * TENSOR)  # a second for each tensor, each way
@@ -123,3 +125,41 @@ def test_more_windows_are_stricter(script: Any) -> None:
     found = [seconds(script, trace, 6, windows) for windows in (1, 2, 20)]
     assert found[0] == pytest.approx(20e-6)
     assert found == sorted(found)
+
+
+def test_managed_memory_has_its_own_rates(script: Any) -> None:
+    v100 = Machine.load("v100-pcie3-32g")
+    assert script.rates_of(v100, "managed") == (10.5e9, 11.0e9, 19.5e9)
+    h200 = Machine.load("h200-pcie5")
+    assert script.rates_of(h200, "vmm") != script.rates_of(h200, "managed")
+
+
+def test_kernels_may_take_other_times_than_the_trace_says(script: Any) -> None:
+    trace = rounds(8, "rw")
+    step = script.cut(trace, 40, [0.5] * len(trace.kernel_time_ns))
+    assert script.solve(step, 8.0 * TENSOR, RATES)["bound_s"] == pytest.approx(4.0)
+
+
+def test_the_published_rows_beside_the_best_runs() -> None:
+    rows = json.loads((ROOT / "bench/results/sim-managed-schedule.json").read_text())["rows"]
+    page = (ROOT / "docs/simulator.md").read_text("utf-8")
+    runs = {
+        row["trace"]: row
+        for row in json.loads((ROOT / "docs/reproduction.json").read_text())["rows"]
+        if row["memory"] == "32 GB"
+    }
+    shares = {}
+    for row in rows:
+        run = runs[row["trace"]]
+        best, bytes_alone = (run["ours"][key] / 100 for key in ("past_paper_s", "bound_s"))
+        assert row["simple_bound_s"] == pytest.approx(bytes_alone, rel=1e-3)
+        assert bytes_alone * 0.999 <= row["bound_s"] <= best * 1.001
+        shares[row["trace"]] = best / row["bound_s"]
+        line = (
+            f"| {run['model']} {run['batch']} | {bytes_alone:.2f} | {row['bound_s']:.2f} |"
+            f" {best:.2f} | {best / bytes_alone:.2f} | {best / row['bound_s']:.2f} |"
+        )
+        assert line in page
+    assert len(shares) == 12  # as the remark in reproduction.md has it
+    assert [name for name, share in shares.items() if share > 1.15] == ["gpt2-l-b3"]
+    assert sum(share > 1.09 for share in shares.values()) == 3
