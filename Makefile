@@ -72,6 +72,7 @@ format: $(VENV)/.installed ## Rewrite the Python files in the project's style
 
 # The core is built a second time, with line tracing, in a copy of the tree: traced code is slow
 # and must not end up in the environment that people measure with.
+# Left out is what does not run traced, and the tests of bench/ and examples/, which are not measured.
 $(COVERAGE_VENV)/.ready: pyproject.toml
 	@tools/check-system
 	@echo "creating $(COVERAGE_VENV)"
@@ -92,6 +93,7 @@ coverage: $(COVERAGE_VENV)/.ready ## Measure line and branch coverage, Cython in
 	    $(abspath $(COVERAGE_VENV))/bin/python -m pytest -n $(JOBS) --cov --cov-config=pyproject.toml \
 	    --cov-report= --cov-fail-under=0 -m "not slow and not gpu and not kmod" -p no:benchmark \
 	    --ignore=tests/managed --ignore=tests/vmm --ignore=tests/fake_cuda --ignore=tests/complaints \
+	    --ignore=tests/gpu_bench --ignore=tests/examples \
 	    $(PYTEST_ARGS)
 	cd $(COVERAGE_TREE) && $(abspath $(COVERAGE_VENV))/bin/python -m coverage report
 

@@ -39,11 +39,15 @@ import plan
 @click.option("--repeat", is_flag=True, help="Run native twice: is it reproducible at all?")
 @click.option("--no-bound", is_flag=True, help="Do not record working sets for bound_s.")
 @click.option("--resume", is_flag=True, help="Keep the points that the file has already.")
+@click.option(
+    "--traces", type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Folder for a trace of each session.",
+)  # fmt: skip
 @click.option("--plan", "only_plan", is_flag=True, help="Print the points and run none.")
 @click.option("--json", "output", type=click.Path(path_type=Path))
 def main(
     models, ratios, modes, ablation, steps, warmup, batch, timeout, options, repeat, no_bound,
-    resume, only_plan, output,
+    resume, traces, only_plan, output,
 ):  # fmt: skip
     """Measure every mode of every model at every ratio."""
     try:
@@ -59,7 +63,7 @@ def main(
     from head import head
 
     how = matrix.How(
-        __file__, steps, warmup, timeout, repeat=repeat, bound=not no_bound,
+        __file__, steps, warmup, timeout, repeat=repeat, bound=not no_bound, traces=traces,
         options={k: json.loads(v) for k, v in (o.split("=", 1) for o in options)},
     )  # fmt: skip
     matrix.run(wanted, child.Results(output, head(), resume=resume, key=matrix.KEY), how)

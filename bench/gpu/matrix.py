@@ -34,6 +34,8 @@ class How:
     """Whether points that did not run have all fields too."""
     options_for: tuple[str, ...] = ()
     """The modes that the options are for; all of them, if none is named."""
+    traces: Path | None = None
+    """Folder for a trace of each session."""
 
 
 def run(wanted: list[plan.Point], results: child.Results, how: How) -> None:
@@ -61,6 +63,9 @@ def run(wanted: list[plan.Point], results: child.Results, how: How) -> None:
                 if made is None:
                     if how.bound and not Path(common["trace"]).exists():
                         record(task | {"trace": common["trace"]}, how)
+                    if how.traces:
+                        name = f"{point.model}-{point.mode}-{point.ratio:g}".replace(":", "-")
+                        task["live_trace"] = str(how.traces / f"{name}.trace")
                     made = measure(task | {"limit": limit, "native_s": native["step_s"]}, how)
                 made["ratio"] = point.ratio
                 if made.get("check"):

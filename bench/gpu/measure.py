@@ -36,6 +36,8 @@ def make_deterministic() -> None:
 
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
+    # This alone would write to all new memory, as no program does that people measure.
+    torch.utils.deterministic.fill_uninitialized_memory = False
     torch.backends.cudnn.deterministic = True
     # The two attention kernels without a deterministic backward pass.
     torch.backends.cuda.enable_mem_efficient_sdp(False)
@@ -225,7 +227,10 @@ def open_session(task: dict):
     else:
         from deepum.backends.managed import ManagedBackend as Backend
     options = {**DEFAULTS[memory], **task["options"]}
-    backend = Backend(policy, memory_limit=task["limit"], without=without, options=options)
+    backend = Backend(
+        policy, memory_limit=task["limit"], without=without, options=options,
+        trace=task.get("live_trace"), trace_steps=task.get("warmup", 0) + task.get("steps", 0),
+    )  # fmt: skip
     backend.start()
     return backend
 

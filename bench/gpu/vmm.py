@@ -41,11 +41,15 @@ import plan
 @click.option("--no-bound", is_flag=True, help="Do not record working sets for bound_s.")
 @click.option("--life", "for_life", is_flag=True, help="Many steps of changing shape instead.")
 @click.option("--resume", is_flag=True, help="Keep the points that the file has already.")
+@click.option(
+    "--traces", type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Folder for a trace of each session.",
+)  # fmt: skip
 @click.option("--plan", "only_plan", is_flag=True, help="Print the points and run none.")
 @click.option("--json", "output", type=click.Path(path_type=Path))
 def main(
     models, ratios, modes, steps, warmup, batch, timeout, options, repeat, no_bound, for_life,
-    resume, only_plan, output,
+    resume, traces, only_plan, output,
 ):  # fmt: skip
     """Measure every mode of every model at every ratio; with --life, status 1 if one is wrong."""
     steps = steps or (life.STEPS if for_life else 5)
@@ -63,7 +67,8 @@ def main(
     from head import head
 
     how = matrix.How(
-        __file__, steps, warmup, timeout, repeat=repeat, bound=not no_bound, whole_rows=True,
+        __file__, steps, warmup, timeout, repeat=repeat, bound=not no_bound, traces=traces,
+        whole_rows=True,
         options={k: json.loads(v) for k, v in (o.split("=", 1) for o in options)},
         options_for=("vmm",),
     )  # fmt: skip

@@ -127,6 +127,14 @@ def test_rows_are_whole_and_compared_with_native(machine: Machine, tmp_path: Pat
     }  # fmt: skip
 
 
+def test_each_session_may_have_a_trace(machine: Machine, tmp_path: Path) -> None:
+    rows(machine, tmp_path / "out.json", ["noop", "vmm"], traces=tmp_path)
+    given = {task["mode"]: task.get("live_trace") for task in machine.tasks}
+    assert given["native"] is given["record"] is None
+    assert given["noop"] == str(tmp_path / "gpt2-xl-noop-2.trace")
+    assert given["vmm"] == str(tmp_path / "gpt2-xl-vmm-2.trace")
+
+
 def test_a_resumed_run_tries_again_what_failed_and_not_what_had_no_memory(
     machine: Machine, tmp_path: Path
 ) -> None:
