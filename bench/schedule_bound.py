@@ -2,11 +2,10 @@
 """What no schedule of moves can beat: a linear program over one step of a trace.
 
     python bench/schedule_bound.py --json bench/results/sim-vmm-schedule.json
-    python bench/schedule_bound.py --mode managed --machine v100-pcie3-32g \
-        --trace gpt2-xl-b3 --trace bert-large-b18 --json FILE
+    python bench/schedule_bound.py --mode managed --json bench/results/sim-managed-schedule.json
 
-The first is the recorded step in memory mode vmm at several budgets, the second rows of the paper
-with that machine's own memory.
+The first is the recorded step in memory mode vmm at several budgets, the second the transformers of
+the DeepUM paper in its machine's own memory; `--trace` and `--machine` take others.
 
 The bound that every result is printed with, max(compute, bytes in / bus, bytes out / bus), takes it
 that both directions can always be busy. A step does not let them be: what is written forward has to
@@ -43,13 +42,15 @@ from scipy.sparse import coo_matrix
 
 from deepum.backends.sim import bound, kernel_times
 from deepum.machine import Machine
+from deepum.reproduce.plan import MACHINES, POINTS_32GB, TRANSFORMERS
 from deepum.trace import Trace
 from deepum.trace.columns import ALLOC, FREE, KERNEL, PATTERNS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-TRACE = Path(__file__).parent / "traces" / "gpt2-xl-bf16-b4.trace"
+VMM = "h200-pcie5", [Path(__file__).parent / "traces" / "gpt2-xl-bf16-b4.trace"]
+MANAGED = MACHINES["32 GB"], [row.trace for row in POINTS_32GB if row.model in TRANSFORMERS]
 RATIOS = (1.25, 1.5, 2.0, 4.0)
 WINDOWS = 100
 READS, WRITES, WRITES_SOME = 1, 2, 4
@@ -266,15 +267,16 @@ def rates_of(machine: Machine, mode: str) -> tuple[float, float, float]:
 def main() -> None:
     """Bound steps of traces, print, and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trace", action="append", help="a file or a bundled one's name")
-    parser.add_argument("--machine", default="h200-pcie5")
+    parser.add_argument("--trace", action="append", help="a file or a shipped one's name")
+    parser.add_argument("--machine", help="a file or a shipped one's name")
     parser.add_argument("--mode", choices=("managed", "vmm"), default="vmm")
     parser.add_argument("--windows", type=int, default=WINDOWS)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    machine = Machine.load(given.machine)
+    usual_machine, usual_traces = MANAGED if given.mode == "managed" else VMM
+    machine = Machine.load(given.machine or usual_machine)
     rows = []
-    for name in given.trace or [TRACE]:
+    for name in given.trace or usual_traces:
         trace = Trace.load(name)
         step = cut(trace, given.windows, kernel_times(trace, machine))
         budgets = {ratio: trace.peak_bytes / ratio for ratio in RATIOS}
@@ -295,7 +297,7 @@ def main() -> None:
                 flush=True,
             )
     if given.json:
-        result = {"machine": given.machine, "mode": given.mode, "rows": rows}
+        result = {"machine": machine.name, "mode": given.mode, "rows": rows}
         given.json.write_text(json.dumps(result, indent=1) + "\n")
 
 

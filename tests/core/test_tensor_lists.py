@@ -21,14 +21,23 @@ ROOM = {  # by the number of lists, less one: parameters of up to 4 KB, and of u
     "scalars": ((96, 64, 48, 36, 30), (672, 448, 336, 252, 210)),
     "complex": ((72, 60, 48, 36, 30), (504, 420, 336, 252, 210)),
 }
+SCALARS: dict[str, tuple[str, Any]] = {  # how a type is mangled
+    "float": ("f", ctypes.c_float),
+    "int": ("i", ctypes.c_int32),
+    "double": ("d", ctypes.c_double),
+    "long": ("l", ctypes.c_int64),
+    "complex-float": ("N3c107complexIfEE", ctypes.c_float * 2),
+    "complex": ("N3c107complexIdEE", ctypes.c_double * 2),
+}
 BLOCKS = (320, 2240)
 INDEX = (ctypes.c_uint8, ctypes.c_uint16)
 
 
 def struct_of(kind: str, lists: int, large: int) -> tuple[str, type[ctypes.Structure]]:
     """Return a kernel's name and the struct that it takes, laid out by ctypes."""
-    room = ROOM[kind if kind in ROOM else "plain"][large][lists - 1]
-    scalar: Any = {"scalars": ctypes.c_float, "complex": ctypes.c_double * 2}.get(kind)
+    mangled, scalar = SCALARS.get(kind, ("", None))
+    table = kind if kind == "complex" else "scalars" if scalar else "plain"
+    room = ROOM[table][large][lists - 1]
     fields: list[Any] = [
         ("addresses", (ctypes.c_uint64 * room) * lists),
         ("numel", ctypes.c_int64 * room),
@@ -39,7 +48,6 @@ def struct_of(kind: str, lists: int, large: int) -> tuple[str, type[ctypes.Struc
         name = f"32FusedOptimizerTensorListMetadataILi{lists}EEE"
     elif scalar is not None:
         fields.append(("scalars", scalar * room))
-        mangled = {"scalars": "f", "complex": "N3c107complexIdEE"}[kind]
         name = f"28TensorListScalarListMetadataI{mangled}Li{lists}EEE"
     fields += [
         ("block_to_tensor", INDEX[large] * BLOCKS[large]),
@@ -92,11 +100,17 @@ def found(name: str, struct: Any, grid: tuple[int, int, int]) -> list[int] | Non
     return addresses(name, bytes(struct), grid, LOW, HIGH)
 
 
-KINDS = st.sampled_from(["plain", "fused", "scalars", "complex"])
+KINDS = ["plain", "fused", *SCALARS]
 SIZES = st.lists(st.integers(1, 40 * CHUNK) | st.integers(1, 900), min_size=1, max_size=150)
 
 
-@given(KINDS, st.integers(1, 5), st.booleans(), SIZES, st.randoms(use_true_random=False))
+@given(
+    st.sampled_from(KINDS),
+    st.integers(1, 5),
+    st.booleans(),
+    SIZES,
+    st.randoms(use_true_random=False),
+)
 def test_just_what_a_launch_works_on_is_named(kind, lists, large, sizes, random):
     name, kept = struct_of(kind, lists, large)
     noise = bytearray(random.randbytes(ctypes.sizeof(kept)))  # as a stack is
@@ -109,7 +123,7 @@ def test_just_what_a_launch_works_on_is_named(kind, lists, large, sizes, random)
 
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("lists", range(1, 6))
-@pytest.mark.parametrize("kind", ["plain", "fused", "scalars", "complex"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_each_struct_is_told_by_its_name_and_size(kind, lists, large):
     name, kept = struct_of(kind, lists, large)
     size = ctypes.sizeof(kept)
@@ -126,6 +140,12 @@ def test_each_struct_is_told_by_its_name_and_size(kind, lists, large):
     assert layout(name, size + 8) is layout(name, size - 8) is None
     assert layout(name.replace("apply_kernel", "apply_nothing"), size) is None
     assert layout(name.replace("List", "Lisp"), size) is None
+
+
+@pytest.mark.parametrize("scalar", ["s", "b", "N3c104HalfE", "N3c107complexINS_4HalfEEE", "ff"])
+def test_a_scalar_of_another_type_is_not_known(scalar):
+    name, kept = struct_of("float", 2, True)
+    assert layout(name.replace("IfLi", f"I{scalar}Li"), ctypes.sizeof(kept)) is None
 
 
 @pytest.mark.parametrize("depth", ["0", "6", "12", "n"])

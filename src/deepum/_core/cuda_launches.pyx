@@ -584,7 +584,7 @@ cdef void enter_launch(uint32_t id, const CallData* data) noexcept nogil:
                 used = tensors_used(&f.lists, <const char*>arguments[0], shape)
             if used:
                 count = scan_lists(
-                    &f.lists, <const char*>arguments[0], used, low, span, pointers, 0)
+                    &f.lists, <const char*>arguments[0], used, low, span, pointers)
             for i in range(1 if used else 0, f.count):
                 count = scan(<const char*>arguments[i], f.sizes[i], low, span, pointers, count)
         elif extra != NULL:

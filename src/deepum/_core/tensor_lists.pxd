@@ -38,4 +38,4 @@ cdef uint32_t tensors_used(
     const TensorLists* at, const char* data, const uint32_t* grid) noexcept nogil
 cdef uint32_t scan_lists(
     const TensorLists* at, const char* data, uint32_t used, uint64_t low, uint64_t span,
-    uint64_t* pointers, uint32_t count) noexcept nogil
+    uint64_t* pointers) noexcept nogil

@@ -5,8 +5,7 @@
 PyTorch's foreach operations, and so its optimizers, hand a kernel up to 32 KB by value: lists of
 addresses with room for hundreds, and for each thread block the place of its tensor in them. A
 launch fills what it needs; behind that lies what the launches before it left, or the stack. To take
-every word for a tensor names gigabytes that the kernel does not touch, and takes as long as ten
-ordinary launches.
+every word for a tensor takes long, and names memory that the kernel does not touch.
 
 DESIGN: the struct is known by the kernel's name and by its size, as PyTorch's MultiTensorApply.cuh
 declares it (a test reads the one that is installed). What it holds is checked at each launch:
@@ -110,9 +109,9 @@ cdef uint32_t size_of(const char* type, size_t length) noexcept nogil:
         return 4
     if length == 1 and type[0] in (c"d", c"l"):
         return 8
-    if length > 12 and memcmp(type + length - 11, "complexIfEE", 11) == 0:
+    if length == 17 and memcmp(type, b"N3c107complexIfEE", 17) == 0:
         return 8
-    if length > 12 and memcmp(type + length - 11, "complexIdEE", 11) == 0:
+    if length == 17 and memcmp(type, b"N3c107complexIdEE", 17) == 0:
         return 16
     return 0
 
@@ -146,10 +145,10 @@ cdef uint32_t tensors_used(
 
 cdef uint32_t scan_lists(
     const TensorLists* at, const char* data, uint32_t used, uint64_t low, uint64_t span,
-    uint64_t* pointers, uint32_t count
+    uint64_t* pointers
 ) noexcept nogil:
     # The addresses of so many tensors of each list that may point into managed memory.
-    cdef uint32_t i
+    cdef uint32_t count = 0, i
     for i in range(at.lists):
         count = scan(data + i * at.room * 8, used * 8, low, span, pointers, count)
     if at.steps:
@@ -189,5 +188,5 @@ def addresses(str name, bytes data, tuple grid, uint64_t low, uint64_t high):
     used = tensors_used(&found, start, shape)
     if not used:
         return None
-    count = scan_lists(&found, start, used, low, high - low, pointers, 0)
+    count = scan_lists(&found, start, used, low, high - low, pointers)
     return [pointers[i] for i in range(count)]
