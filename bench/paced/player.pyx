@@ -61,13 +61,14 @@ cdef class Player:
 
     def play(
         self, const uint8_t[::1] ops, const uint64_t[::1] args, const uint64_t[::1] addresses,
-        const uint64_t[::1] sizes, const uint64_t[::1] times, const uint32_t[::1] starts,
-        const uint32_t[::1] tensors, const uint64_t[::1] offsets, uint64_t host_ns, uint64_t ahead
+        const uint64_t[::1] sizes, const uint32_t[::1] names, const uint64_t[::1] times,
+        const uint32_t[::1] starts, const uint32_t[::1] tensors, const uint64_t[::1] offsets,
+        uint64_t host_ns, uint64_t ahead
     ):
         """Submit what the events say, at most `ahead` launches before their gates open.
 
-        `addresses` and `sizes` are of the tensors; `times` (ns) and `starts` of the kernels, whose
-        operands are `tensors` and `offsets`. Returns the last launch's number.
+        `addresses` and `sizes` are of the tensors; `names`, `times` (ns) and `starts` of the
+        kernels, whose operands are `tensors` and `offsets`. Returns the last launch's number.
         """
         cdef uint64_t pointers[OPERANDS]
         cdef uint64_t i, seq = 0, next_at = 0
@@ -88,9 +89,8 @@ cdef class Player:
                     count += 1
                 seq = 0
                 while seq == 0:        # the feed is full
-                    # A kernel with other operands is another one, as it is by its arguments.
                     seq = self.feed.launch(
-                        0, (<uint64_t>kernel + 1) * <uint64_t>0x9E3779B97F4A7C15,
+                        0, (<uint64_t>names[kernel] + 1) * <uint64_t>0x9E3779B97F4A7C15,
                         <uint64_t>kernel << 32, pointers, count, &stream)
                     if seq == 0:
                         deepum_sleep(100000)

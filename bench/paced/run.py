@@ -99,7 +99,8 @@ def play(given: argparse.Namespace) -> None:
     engine = Engine(
         blocks, policies.make_native(policy), depth=given.depth, learn_allocations=False,
         low=max(32, blocks // 64), high=max(64, blocks // 32), frees_early=True,
-        batches_demand=True, gated=True, drop_clean=True, **policies.table_options(policy),
+        batches_demand=True, hurries=True, gated=True, drop_clean=True,
+        **policies.table_options(policy),
     )  # fmt: skip
     mover = VmmMover(memory)
     conductor = VmmConductor(engine, feed, mover, gated=True, names=True)
@@ -116,8 +117,8 @@ def play(given: argparse.Namespace) -> None:
         inside = (trace.tensor_address >= start) & (trace.tensor_address < start + size)
         addresses[inside] = addresses[inside] - start + np.uint64(player.segment(int(size)))
     tables = (
-        addresses, trace.tensor_block_bytes, trace.kernel_time_ns, trace.kernel_operand_start,
-        trace.operand_tensor, trace.operand_offset,
+        addresses, trace.tensor_block_bytes, trace.kernel_name, trace.kernel_time_ns,
+        trace.kernel_operand_start, trace.operand_tensor, trace.operand_offset,
     )  # fmt: skip
 
     def submit(ops: Any, args: Any) -> int:

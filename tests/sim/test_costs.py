@@ -473,3 +473,15 @@ def test_a_timeline_follows_each_kernel():
     assert line.bytes_in.tolist() == [2 * BLOCK, 5 * BLOCK, 5 * BLOCK]
     assert line.bytes_out.tolist() == [0, BLOCK, BLOCK]
     assert SimBackend(trace, MACHINE, "noop").run(1).timeline is None
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_recorded_live_launch_has_its_execution_id_for_a_key(live):
+    # There a small tensor that lies elsewhere makes no other launch: see _core/feed.pyx.
+    b = Trace.builder("twice", times="measured", **({"live": []} if live else {}))
+    tensors = [b.alloc(BLOCK) for _ in range(3)]
+    b.step()
+    for tensor in tensors[1:]:
+        b.launch("k", [(tensors[0], "rw"), (tensor, "r")], key=7, time_ns=1000)
+    backend = SimBackend(b.build(), MACHINE, "noop", memory=8 * BLOCK)
+    assert len(set(backend._program.exec_id.tolist())) == (1 if live else 2)

@@ -7,11 +7,6 @@ process submits, whichever library does it. It hashes the launch, collects the a
 may point into managed memory, tells the feed, and, where launches are gated, first makes the
 stream wait until the conductor has opened the launch's gate. Afterwards the stream writes the
 launch's number to host memory: that is how completion is followed.
-
-DESIGN: an execution ID is the hash of the kernel's name, its launch shape and those of its
-argument words that point into managed memory, not of all argument bytes as in the paper. Seeds of
-dropout, step counts and bias corrections of optimizers change in every step and would make a new
-ID of the same kernel each time; and padding inside argument structs is not even initialized.
 """
 
 from cuda.bindings cimport cydriver
@@ -21,7 +16,7 @@ from libc.string cimport memcpy, memset, strdup, strlen
 
 from deepum._core.feed cimport (
     Feed, deepum_add, deepum_load, deepum_load32, deepum_now, deepum_sleep, deepum_store32,
-    enter_driver, leave_driver, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t,
+    enter_driver, leave_driver, mix, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t,
     pthread_mutex_unlock,
 )
 from deepum._core.tensor_lists cimport (
@@ -443,11 +438,6 @@ cdef Launches _launches = None
 cdef bint _on = False
 
 
-cdef inline uint64_t mix(uint64_t h, uint64_t word) noexcept nogil:
-    h = (h ^ word) * <uint64_t>0x9E3779B97F4A7C15
-    return h ^ (h >> 32)
-
-
 cdef uint64_t hash_bytes(const char* data, size_t size) noexcept nogil:
     cdef uint64_t h = 0x243F6A8885A308D3, word
     cdef size_t at = 0
@@ -570,9 +560,7 @@ cdef void enter_launch(uint32_t id, const CallData* data) noexcept nogil:
             captured = True
     if further != NULL:
         exec_id = id
-        for i in range(count):
-            exec_id = mix(exec_id, pointers[i])
-        kernel = <uint64_t>MEMCPY << 32 | <uint32_t>exec_id
+        kernel = <uint64_t>MEMCPY << 32 | id
     elif handle != NULL:
         f = _launches.look_up(handle)
         exec_id = f.name
@@ -597,21 +585,17 @@ cdef void enter_launch(uint32_t id, const CallData* data) noexcept nogil:
                 i += 2
             if buffer != NULL:
                 count = scan(buffer, size, low, span, pointers, count)
-        for i in range(count):
-            exec_id = mix(exec_id, pointers[i])
     elif graph:
         exec_id = mix(id, <uint64_t>(<const GraphLaunch*>p).graph)
         kernel = <uint64_t>GRAPH << 32 | <uint32_t>exec_id
     elif fill != NULL:
         count = scan(<const char*>&fill.to, 8, low, span, pointers, 0)
-        kernel = <uint64_t>MEMSET << 32 | <uint32_t>mix(id, fill.count)
-        exec_id = mix(mix(id, fill.to), fill.count)
+        exec_id = mix(id, fill.count)
+        kernel = <uint64_t>MEMSET << 32 | <uint32_t>exec_id
     else:
         count = scan(<const char*>&copy.to, 16, low, span, pointers, 0)
         exec_id = mix(id, copy.size)
         kernel = <uint64_t>MEMCPY << 32 | <uint32_t>exec_id
-        for i in range(count):
-            exec_id = mix(exec_id, pointers[i])
     if captured:
         _launches.feed.capture(pointers, count)
         return

@@ -21,6 +21,12 @@ cdef extern from "atomics.h" nogil:
     void deepum_wake_sharply()
     uint64_t deepum_now()
 
+# How execution IDs are made of words.
+cdef inline uint64_t mix(uint64_t h, uint64_t word) noexcept nogil:
+    h = (h ^ word) * <uint64_t>0x9E3779B97F4A7C15
+    return h ^ (h >> 32)
+
+
 # A thread between the two calls the driver on deepum's behalf: callbacks do not see that.
 cdef int enter_driver() noexcept nogil
 cdef void leave_driver() noexcept nogil

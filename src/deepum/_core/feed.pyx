@@ -6,6 +6,13 @@ Any thread of the program may allocate, free and launch; one thread, the conduct
 program's side takes a lock for a fraction of a microsecond, never waits for the listener and never
 needs the GIL. If the listener falls far behind, launches go untold (prefetching suffers, nothing
 else) long before allocations would.
+
+DESIGN: an execution ID is the hash of the kernel's name, its launch shape and those of its argument
+words that point into PT blocks, not of all argument bytes as in the paper. Seeds of dropout, step
+counts and bias corrections of optimizers change in every step and would make a new ID of the same
+kernel each time; and padding inside argument structs is not even initialized. Where a launch uses
+a block of 64 KiB or more, those below do not count either: the allocator puts the smallest ones
+elsewhere in each step, and they say little of which UM blocks the kernel needs.
 """
 
 cimport cython
@@ -26,6 +33,7 @@ cdef uint32_t RING_EVENTS = 1 << 17
 cdef uint32_t FAULT_EVENTS = 1 << 16
 cdef uint64_t PATIENCE = 5_000_000_000     # ns without a gate opening: the conductor's is less
 cdef uint64_t EXACT_PATIENCE = 90_000_000_000
+cdef uint64_t LARGE = 1 << 16              # bytes
 
 
 cdef int enter_driver() noexcept nogil:
@@ -85,10 +93,11 @@ cdef class Feed:
     ) noexcept nogil:
         # A kernel is about to be submitted; its arguments point to these addresses. Returns its
         # number, 0 if nobody is told of it, and the place that its completion is reported in.
-        # `kernel` stands for its name and launch shape: the name's number is the upper half.
+        # `kernel` stands for its name and launch shape: the name's number is the upper half. The
+        # execution ID becomes that of a launch with these arguments.
         cdef deepum_event event
         cdef PtBlock block, last
-        cdef uint64_t seq = 0
+        cdef uint64_t seq = 0, whole = exec_id, large = exec_id
         cdef uint32_t i, told = 0
         cdef uint32_t more = 0
         cdef Stream* s
@@ -110,7 +119,12 @@ cdef class Feed:
         last.start = last.size = 0
         for i in range(count):
             block = self.map.find(pointers[i])
-            if block.size == 0 or (block.start == last.start and block.size == last.size):
+            if block.size == 0:
+                continue
+            whole = mix(whole, pointers[i])
+            if block.size >= LARGE:
+                large = mix(large, pointers[i])
+            if block.start == last.start and block.size == last.size:
                 continue
             last = block
             event.address = block.start
@@ -134,7 +148,7 @@ cdef class Feed:
         event.type = DEEPUM_EVENT_LAUNCH
         event.address = event.bytes = 0
         event.seq = seq
-        event.exec_id = exec_id
+        event.exec_id = whole if large == exec_id else large
         event.id = kernel
         event.time_ns = deepum_now()
         self.put(&self.ring, &event, 0)

@@ -128,7 +128,8 @@ class SimBackend:
             self._columns = aligned(self._columns, chunk * BLOCK_BYTES)
         self._program = Program(
             self._columns,
-            pointers=bool(engine_options["pointers"]),
+            # A recorded live launch has its execution ID for a key, pointers included.
+            pointers=bool(engine_options["pointers"]) and "live" not in self.trace.meta,
             scattered=self.machine.scattered_pages,
             strided=_named(self.trace, *STRIDED),
         )
