@@ -14,11 +14,12 @@ that direction: they take turns with the other one, move by move.
 
 cimport cython
 from cuda.bindings cimport cydriver
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
+from libc.string cimport memset
 
 from deepum._core.conductor cimport Mover
-from deepum._core.engine cimport Engine
+from deepum._core.engine cimport HURRY_COMMAND, Engine
 from deepum._core.exec_table cimport NONE
 from deepum._core.feed cimport (
     Feed, deepum_add, deepum_load, deepum_now, deepum_sleep, enter_driver, leave_driver,
@@ -163,6 +164,8 @@ cdef class CudaMover(Mover):
         cdef uint64_t i
         cdef Row* row
         cdef int lane = OUT
+        if command.type == HURRY_COMMAND:
+            return self.hurry(command)
         if command.type == DEEPUM_COMMAND_PREFETCH:
             lane = IN_DEMAND if command.flags & DEEPUM_COMMAND_DEMAND else IN_AHEAD
         elif command.type == DEEPUM_COMMAND_DISCARD:
@@ -189,6 +192,27 @@ cdef class CudaMover(Mover):
         finally:
             pthread_mutex_unlock(&self.lock)
             pthread_mutex_unlock(&feed.lock)
+        return 0
+
+    cdef int hurry(self, const deepum_command* wanted) except -1 nogil:
+        # Prefetches that a launch waits for go before what later launches wait for.
+        cdef Lane* lane = &self.lanes[IN_AHEAD]
+        cdef deepum_command command
+        cdef uint64_t i, kept
+        pthread_mutex_lock(&self.lock)
+        try:
+            kept = lane.head
+            for i in range(lane.head, lane.tail):
+                command = lane.commands[i & lane.mask]
+                if (command.block < wanted.block + wanted.count
+                        and wanted.block < command.block + command.count):
+                    lane_put(&self.lanes[IN_DEMAND], &command)
+                else:
+                    lane.commands[kept & lane.mask] = command
+                    kept += 1
+            lane.tail = kept
+        finally:
+            pthread_mutex_unlock(&self.lock)
         return 0
 
     cdef int hand_over(self, int lane, const deepum_command* command) except -1 nogil:
@@ -231,6 +255,27 @@ cdef class CudaMover(Mover):
             if self.lanes[i].head != self.lanes[i].tail:
                 return False
         return self.working == 0 and self.done.head == self.done.tail
+
+    def ask(self, uint32_t kind, uint64_t block, uint32_t count, uint8_t flags=0):
+        """Hand over a command, for tests."""
+        cdef deepum_command command
+        memset(&command, 0, sizeof(command))
+        command.type = kind
+        command.block = block
+        command.count = count
+        command.flags = flags
+        self.submit(self.feed, &command)
+
+    @property
+    def waiting(self):
+        """First blocks of the commands in each queue: in on demand, in ahead, out, drops."""
+        cdef uint64_t i
+        cdef int lane
+        return [
+            [self.lanes[lane].commands[i & self.lanes[lane].mask].block
+             for i in range(self.lanes[lane].head, self.lanes[lane].tail)]
+            for lane in range(LANES)
+        ]
 
     # -- the moving threads ------------------------------------------------------------------------
 

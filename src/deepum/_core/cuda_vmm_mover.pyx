@@ -4,8 +4,14 @@
 
 Out: the chunk is unmapped from the program's address first, then copied from its frame's alias.
 In: a frame is filled by its alias, then mapped. So the program's address is mapped only while what
-it names is whole. Each direction has a thread and a stream, and up to `DEEP` copies under way; a
-third thread unmaps what need not be copied, since that frees frames at once.
+it names is whole. Each direction has a thread and a stream; a third thread unmaps what need not be
+copied, since that frees frames at once.
+
+DESIGN: what copies to the host is, on an H200, also what makes a mapping accessible
+(cuMemSetAccess): that waits for its turn. It takes 34 us alone and 1 ms while copies are queued
+(bench/results/h200-remaps.json), whatever their size, and meanwhile no other thread can begin a
+copy. Where there is a pause behind a copy it waits for that one alone. So copies out go in bursts
+of `BURST`, each begun when the one before has ended. Copies in are queued: they are in no one's way.
 
 The conductor's side changes a chunk's state when it hands a command over, so that the commands of
 one chunk take effect in order, whichever threads carry them out.
@@ -21,7 +27,7 @@ from deepum._core.chunk_map cimport (
     AWAY, DOOMED, ENTERING, LEAVING, MAPPED, UNMAPPING, Chunk, blocks_of,
 )
 from deepum._core.cuda_vmm cimport LATER, VmmMemory
-from deepum._core.engine cimport Engine
+from deepum._core.engine cimport HURRY_COMMAND, Engine
 from deepum._core.exec_table cimport NONE
 from deepum._core.feed cimport (
     Feed, deepum_add, deepum_load, deepum_load32, deepum_now, deepum_sleep, deepum_store,
@@ -43,12 +49,20 @@ cdef extern from "atomics.h" nogil:
     int pthread_cond_broadcast(pthread_cond_t*)
 
 cdef enum:
-    DEEP = 8               # copies of one direction under way
+    DEEP = 8               # chunks of one direction under way
     LANES = 4              # queues
     IN_DEMAND = 0
     IN_AHEAD = 1
     OUT = 2
     DROP = 3
+
+# What the driver is asked for, whose time is counted.
+cdef enum Asked:
+    FRAMES = 0             # made and broken up; no time to speak of where there is a free one
+    MAPS = 1
+    UNMAPS = 2             # before copies out
+    COPIES = 3             # to begin them
+    ASKED = 4
 
 # What is reported of a chunk.
 cdef enum Word:
@@ -60,6 +74,7 @@ cdef enum Word:
 
 cdef uint64_t BLOCK = 1 << DEEPUM_BLOCK_SHIFT
 cdef int TRIES = 4         # of a copy
+cdef uint64_t BURST = 8 << 20    # bytes
 cdef uint64_t AGAIN = 5_000      # ns between two looks at copies under way
 
 
@@ -76,7 +91,9 @@ cdef struct Queue:
 cdef struct Copy:
     Chunk* chunk
     uint64_t block, blocks, began
+    uint64_t sent          # bytes of it, to the host
     uint32_t frame
+    uint32_t host          # place
     cydriver.CUevent event
 
 
@@ -124,6 +141,7 @@ cdef class VmmMover(ExactMover):
     cdef readonly uint64_t bytes_in, bytes_out, bytes_dropped, moves_in, moves_out
     cdef readonly uint64_t bytes_empty     # given frames without a copy
     cdef readonly uint64_t drops_refused, busy_in_ns, busy_out_ns, errors
+    cdef uint64_t asked_ns[ASKED]
     cdef readonly int last_error
 
     def __cinit__(self, VmmMemory memory not None, *, uint64_t delay_us=0):
@@ -152,6 +170,10 @@ cdef class VmmMover(ExactMover):
             "moves_in": deepum_load(&self.moves_in), "moves_out": deepum_load(&self.moves_out),
             "busy_in_s": deepum_load(&self.busy_in_ns) * 1e-9,
             "busy_out_s": deepum_load(&self.busy_out_ns) * 1e-9,
+            "frames_s": deepum_load(&self.asked_ns[<int>FRAMES]) * 1e-9,
+            "maps_s": deepum_load(&self.asked_ns[<int>MAPS]) * 1e-9,
+            "unmaps_s": deepum_load(&self.asked_ns[<int>UNMAPS]) * 1e-9,
+            "copies_s": deepum_load(&self.asked_ns[<int>COPIES]) * 1e-9,
             "move_errors": deepum_load(&self.errors), "last_move_error": self.last_error,
             "drops_refused": deepum_load(&self.drops_refused),
             "moves_refused": deepum_load(&self.stays),
@@ -163,6 +185,9 @@ cdef class VmmMover(ExactMover):
         cdef uint64_t block = command.block, end = command.block + command.count
         cdef Chunk* chunk
         pthread_mutex_lock(&self.memory.lock)
+        if command.type == HURRY_COMMAND:
+            self.hurry(block, end)
+            block = end
         while block < end:
             chunk = self.memory.map.find(block)
             if chunk == NULL:
@@ -195,6 +220,21 @@ cdef class VmmMover(ExactMover):
             chunk.wanted = True
         elif chunk.state == MAPPED:
             self.say(block, ARRIVED)
+
+    cdef void hurry(self, uint64_t block, uint64_t end) noexcept nogil:
+        # Chunks on their way ahead of their launch, which waits now: they go before those of later
+        # launches.
+        cdef Queue* lane = &self.lanes[IN_AHEAD]
+        cdef uint64_t i, kept = lane.head
+        cdef Entry entry
+        for i in range(lane.head, lane.tail):
+            entry = lane.entries[i & (lane.size - 1)]
+            if block <= entry.block < end:
+                self.hand(IN_DEMAND, entry.block)
+            else:
+                lane.entries[kept & (lane.size - 1)] = entry
+                kept += 1
+        deepum_store(&lane.tail, kept)
 
     cdef void doom(self, Chunk* chunk, uint64_t block, bint clean) noexcept nogil:
         if not clean:
@@ -310,6 +350,25 @@ cdef class VmmMover(ExactMover):
         pthread_mutex_unlock(&self.memory.lock)
         return idle
 
+    def put(self, int lane, uint64_t block):
+        """Queue a chunk, for tests."""
+        self.hand(lane, block)
+
+    def hurry_up(self, uint64_t block, uint64_t count):
+        """Let blocks on their way go first, for tests."""
+        self.hurry(block, block + count)
+
+    @property
+    def waiting(self):
+        """Chunks in each queue: in on demand, in ahead, out, drops."""
+        cdef uint64_t i
+        cdef int lane
+        return [
+            [self.lanes[lane].entries[i & (self.lanes[lane].size - 1)].block
+             for i in range(self.lanes[lane].head, self.lanes[lane].tail)]
+            for lane in range(LANES)
+        ]
+
     # -- the moving threads ------------------------------------------------------------------------
 
     cdef Chunk* take(self, int first, int second, bint waits) noexcept nogil:
@@ -382,22 +441,32 @@ cdef class VmmMover(ExactMover):
         if stream != NULL:
             cydriver.cuStreamDestroy(stream)
 
-    cdef int start_copy(self, Copy* copy, bint out, cydriver.CUstream stream) noexcept nogil:
-        cdef uint64_t host = self.memory.host_address(copy.chunk.host)
-        cdef uint64_t alias = self.memory.alias_of(copy.frame)
+    cdef void asked(self, Asked what, uint64_t since) noexcept nogil:
+        deepum_add(&self.asked_ns[<int>what], deepum_now() - since)
+
+    cdef int start_copy(
+        self, Copy* copy, bint out, uint64_t at, uint64_t size, cydriver.CUstream stream
+    ) noexcept nogil:
+        cdef uint64_t host = self.memory.host_address(copy.host) + at
+        cdef uint64_t alias = self.memory.alias_of(copy.frame) + at
         cdef int status = 1, tries = 0
         while status and tries < TRIES:
             if tries:
                 deepum_sleep(1000000)
             tries += 1
             if out:
-                status = cydriver.cuMemcpyDtoHAsync(
-                    <void*>host, alias, copy.blocks * BLOCK, stream)
+                status = cydriver.cuMemcpyDtoHAsync(<void*>host, alias, size, stream)
             else:
-                status = cydriver.cuMemcpyHtoDAsync(
-                    alias, <void*>host, copy.blocks * BLOCK, stream)
-            if not status:
-                status = cydriver.cuEventRecord(copy.event, stream)
+                status = cydriver.cuMemcpyHtoDAsync(alias, <void*>host, size, stream)
+        return status
+
+    cdef int mark(self, Copy* copy, cydriver.CUstream stream) noexcept nogil:
+        cdef int status = 1, tries = 0
+        while status and tries < TRIES:
+            if tries:
+                deepum_sleep(1000000)
+            tries += 1
+            status = cydriver.cuEventRecord(copy.event, stream)
         return status
 
     cdef int ended(self, Copy* copy) noexcept nogil:
@@ -418,6 +487,13 @@ cdef class VmmMover(ExactMover):
 
     def run(self, bint out):
         """Move in one direction until `stop`; call it in a thread of its own."""
+        with nogil:
+            if out:
+                self.run_out()
+            else:
+                self.run_in()
+
+    cdef void run_in(self) noexcept nogil:
         cdef cydriver.CUstream stream = NULL
         cdef Copy copies[DEEP]
         cdef Chunk* chunk = NULL
@@ -425,65 +501,158 @@ cdef class VmmMover(ExactMover):
         cdef uint64_t head = 0, tail = 0, busy_since = 0
         cdef int state
         cdef bint moved
-        with nogil:
-            enter_driver()
-            deepum_wake_sharply()
-            state = self.begin_thread(&stream, copies)
-            while not state and not self.over():
-                moved = False
-                while head != tail:
-                    state = self.ended(&copies[head % DEEP])
-                    if state <= 0:
-                        break
-                    state = self.finish(&copies[head % DEEP], out)
-                    if state:
-                        break
-                    head += 1
-                    moved = True
+        enter_driver()
+        deepum_wake_sharply()
+        state = self.begin_thread(&stream, copies)
+        while not state and not self.over():
+            moved = False
+            while head != tail:
+                state = self.ended(&copies[head % DEEP])
+                if state <= 0:
+                    break
+                state = self.finish(&copies[head % DEEP], False)
+                if state:
+                    break
+                head += 1
+                moved = True
+            if state < 0:
+                break
+            state = 0
+            if busy_since and head == tail:
+                deepum_add(&self.busy_in_ns, deepum_now() - busy_since)
+                busy_since = 0
+            if chunk == NULL and tail - head < DEEP:
+                chunk = self.take(IN_DEMAND, IN_AHEAD, head == tail)
+                if chunk == NULL and head == tail:
+                    break              # it is time to end
+                if chunk != NULL:
+                    self.dawdle()
+            if chunk != NULL:
+                copy = &copies[tail % DEEP]
+                self.describe(copy, chunk)
+                state = self.go_in(copy, stream)
                 if state < 0:
                     break
+                if state == 1:         # it is under way
+                    if not busy_since:
+                        busy_since = copy.began
+                    tail += 1
+                if state != 2:         # or could be done at once
+                    chunk = NULL
+                    moved = True
                 state = 0
+            if not moved:
+                deepum_sleep(AGAIN)
+        self.finish_thread(stream, copies)
+
+    cdef void run_out(self) noexcept nogil:
+        cdef cydriver.CUstream stream = NULL
+        cdef Copy copies[DEEP]
+        cdef Chunk* chunk
+        cdef Copy* copy
+        cdef uint64_t head = 0, tail = 0, busy_since = 0, unsent
+        cdef int state
+        cdef bint flying = False, moved    # a burst
+        enter_driver()
+        deepum_wake_sharply()
+        state = self.begin_thread(&stream, copies)
+        while not state and not self.over():
+            moved = False
+            if flying:
+                state = self.ended(&copies[0])     # its event is the burst's
+                if state == 1:
+                    flying = False
+                    moved = True
+                    state = 0
+                    while head != tail and not state and self.is_sent(&copies[head % DEEP]):
+                        state = self.finish(&copies[head % DEEP], True)
+                        head += 1
+                if state:
+                    break
                 if busy_since and head == tail:
-                    deepum_add(&self.busy_out_ns if out else &self.busy_in_ns,
-                               deepum_now() - busy_since)
+                    deepum_add(&self.busy_out_ns, deepum_now() - busy_since)
                     busy_since = 0
-                if chunk == NULL and tail - head < DEEP:
-                    chunk = self.take(OUT if out else IN_DEMAND, OUT if out else IN_AHEAD,
-                                      head == tail)
-                    if chunk == NULL and head == tail:
-                        break              # it is time to end
-                    if chunk != NULL:
-                        self.dawdle()
+            # What the next burst has to send is unmapped while one is under way.
+            unsent = self.unsent(copies, head, tail)
+            if tail - head < DEEP and unsent < BURST:
+                chunk = self.take(OUT, OUT, head == tail)
+                if chunk == NULL and head == tail:
+                    break                  # it is time to end
                 if chunk != NULL:
+                    self.dawdle()
+                    moved = True
                     copy = &copies[tail % DEEP]
-                    copy.chunk = chunk
-                    copy.block = self.memory.map.block_of(chunk)
-                    copy.blocks = blocks_of(chunk)
-                    state = self.go_out(copy, stream) if out else self.go_in(copy, stream)
+                    self.describe(copy, chunk)
+                    state = self.go_out(copy)
                     if state < 0:
                         break
-                    if state == 1:         # it is under way
+                    if state:
+                        tail += 1
                         if not busy_since:
                             busy_since = copy.began
-                        tail += 1
-                    if state != 2:         # or could be done at once
-                        chunk = NULL
-                        moved = True
-                    state = 0
-                if not moved:
-                    deepum_sleep(AGAIN)
-            if self.over() and stream != NULL:
-                cydriver.cuStreamSynchronize(stream)
-            self.end_thread(stream, copies)
-            leave_driver()
+            state = 0
+            if not flying and head != tail:
+                state = self.burst(copies, head, tail, stream)
+                if state:
+                    break
+                flying = moved = True
+            if not moved:
+                deepum_sleep(AGAIN)
+        self.finish_thread(stream, copies)
+
+    cdef void finish_thread(self, cydriver.CUstream stream, Copy* copies) noexcept nogil:
+        if self.over() and stream != NULL:
+            cydriver.cuStreamSynchronize(stream)
+        self.end_thread(stream, copies)
+        leave_driver()
+
+    cdef void describe(self, Copy* copy, Chunk* chunk) noexcept nogil:
+        copy.chunk = chunk
+        copy.block = self.memory.map.block_of(chunk)
+        copy.blocks = blocks_of(chunk)
+        copy.sent = 0
+
+    cdef bint is_sent(self, Copy* copy) noexcept nogil:
+        return copy.sent == copy.blocks * BLOCK
+
+    cdef uint64_t unsent(self, Copy* copies, uint64_t head, uint64_t tail) noexcept nogil:
+        cdef uint64_t left = 0
+        while head != tail:
+            left += copies[head % DEEP].blocks * BLOCK - copies[head % DEEP].sent
+            head += 1
+        return left
+
+    cdef int burst(
+        self, Copy* copies, uint64_t head, uint64_t tail, cydriver.CUstream stream
+    ) noexcept nogil:
+        # Begin to copy what is next of the chunks from `head` on. 0, or -1 if it failed.
+        cdef uint64_t left = BURST, size, began = deepum_now()
+        cdef Copy* copy
+        cdef int status = 0
+        while head != tail and left and not status:
+            copy = &copies[head % DEEP]
+            size = min(left, copy.blocks * BLOCK - copy.sent)
+            status = self.start_copy(copy, True, copy.sent, size, stream)
+            copy.sent += size
+            left -= size
+            head += 1
+        if not status:
+            status = self.mark(&copies[0], stream)
+        self.asked(COPIES, began)
+        if status:
+            self.give_up(b"a copy to the host failed", status)
+            return -1
+        return 0
 
     cdef int go_in(self, Copy* copy, cydriver.CUstream stream) noexcept nogil:
         # 0: it is there, 1: it is on its way, 2: there is no frame yet, -1: it failed.
         cdef Chunk* chunk = copy.chunk
+        cdef uint64_t began = deepum_now()
         cdef int status
         if deepum_load32(&self.stopping) and self.over():
             return -1
         status = self.memory.make_frame(chunk.size, &copy.frame)
+        self.asked(FRAMES, began)
         if status == LATER:
             return 2
         if status:
@@ -499,15 +668,22 @@ cdef class VmmMover(ExactMover):
         if chunk.host == NO_ROOM or self.is_retired(chunk):
             deepum_add(&self.bytes_empty, copy.blocks * BLOCK)
             return self.finish(copy, False)
-        status = self.start_copy(copy, False, stream)
+        copy.host = chunk.host
+        began = deepum_now()
+        status = self.start_copy(copy, False, 0, copy.blocks * BLOCK, stream)
+        if not status:
+            status = self.mark(copy, stream)
+        self.asked(COPIES, began)
         if status:
             self.give_up(b"a copy to the device failed", status)
             return -1
         return 1
 
-    cdef int go_out(self, Copy* copy, cydriver.CUstream stream) noexcept nogil:
+    cdef int go_out(self, Copy* copy) noexcept nogil:
+        # 0: there is nothing more to do, 1: it can be copied, -1: it failed.
         cdef Chunk* chunk = copy.chunk
         cdef int status
+        cdef uint64_t began
         copy.frame = chunk.frame
         if chunk.host == NO_ROOM and not self.is_retired(chunk):
             chunk.host = self.memory.host_place(chunk.size)
@@ -523,27 +699,29 @@ cdef class VmmMover(ExactMover):
                 pthread_mutex_unlock(&self.memory.lock)
                 deepum_sleep(1000000)      # the engine will ask again
                 return 0
+        began = deepum_now()
         status = self.memory.unmap_chunk(chunk)
+        self.asked(UNMAPS, began)
         if status:
             self.give_up(b"memory could not be unmapped", status)
             return -1
         copy.began = deepum_now()
         if self.is_retired(chunk):
             return self.finish(copy, True)
-        status = self.start_copy(copy, True, stream)
-        if status:
-            self.give_up(b"a copy to the host failed", status)
-            return -1
+        copy.host = chunk.host
         return 1
 
     cdef int finish(self, Copy* copy, bint out) noexcept nogil:
         # The contents are where they should be. 0, or -1 if it failed.
         cdef Chunk* chunk = copy.chunk
         cdef uint64_t size = copy.blocks * BLOCK
+        cdef uint64_t began
         cdef bint copied = chunk.host != NO_ROOM
         cdef int status = 0
         if not out:
+            began = deepum_now()
             status = self.memory.map_chunk(chunk, self.memory.handle_of(copy.frame))
+            self.asked(MAPS, began)
             if status:
                 self.give_up(b"memory could not be mapped", status)
                 return -1

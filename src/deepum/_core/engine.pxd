@@ -9,6 +9,8 @@ from deepum._core.residency cimport Block, List, Residency
 cdef enum:
     QUEUE_BLOCKS = 1024        # prefetches that wait in the engine, unless more are asked for
     LAUNCH_RING = 4096         # launches submitted and not completed
+    HURRY_COMMAND = 0x100      # a prefetch under way is waited for: no command of the interface's,
+    #                            only movers that ask for it (`hurries`) see it
     DEFAULT_ORDER = -1         # a policy's answer: the engine's own choice of victim
     NOBODY = -3                # no victim
 
@@ -76,6 +78,7 @@ cdef class Engine:
     cdef int64_t pin_counts[LAUNCH_RING]    # of these, by the last launch that needs them
     cdef bint gated                         # launches wait for what they name
     cdef bint batches_demand                # frames for all faults that wait are freed at once
+    cdef bint hurries                       # the mover is told which prefetches launches wait for
     cdef bint frees_early                   # memory is freed while launches may still use it
     cdef bint learns_allocations
     # Blocks found needed stay so until a launch completes: the next look goes on behind them.

@@ -46,6 +46,7 @@ class Engine:
         gated: bool = False,
         frees_early: bool = False,
         batches_demand: bool = False,
+        hurries: bool = False,
         follows: bool = False,
         low: int = 32,
         high: int = 64,

@@ -129,6 +129,8 @@ cdef class Engine:
         that run ahead of the device do.
     batches_demand : bool
         Whether frames for all faults that wait are freed at once, not for one after the other.
+    hurries : bool
+        Whether there is a command too for each prefetch under way that a launch now waits for.
     follows : bool
         Whether the backend may bring blocks in and take them out on its own where a fault cannot
         wait for the engine, and tells of it afterwards.
@@ -153,6 +155,7 @@ cdef class Engine:
         bint gated=False,
         bint frees_early=False,
         bint batches_demand=False,
+        bint hurries=False,
         bint follows=False,
         uint32_t low=32,
         uint32_t high=64,
@@ -182,6 +185,7 @@ cdef class Engine:
         self.gated = gated
         self.frees_early = frees_early
         self.batches_demand = batches_demand
+        self.hurries = hurries
         self.follows = follows
         # A small budget keeps most of its frames for use.
         self.low = <uint32_t>min(low, budget // 8)
@@ -369,6 +373,8 @@ cdef class Engine:
                         self.n.prefetch_used += b.more + 1
                         if b.state == INCOMING:
                             self.n.late += b.more + 1
+                            if self.hurries:
+                                self.say(HURRY_COMMAND, slot, DEEPUM_COMMAND_DEMAND, self.launched)
                     continue
                 if not b.flags & (QUEUED | DEMANDED):
                     self.n.misses += b.more + 1

@@ -300,6 +300,7 @@ class GpuBackend:
             queue=options["queue"],
             frees_early=True,
             batches_demand=True,
+            hurries=True,
             **self._engine_options(),
             **cast("Any", policies.table_options(self._policy)),
         )
