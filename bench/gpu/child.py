@@ -72,8 +72,10 @@ class Results:
         if resume and path is not None and path.exists():
             old = json.loads(path.read_text("utf-8"))
             self.points = [point for point in old["points"] if "error" not in point]
-            if self.points:  # the whole file says when and how it began
+            if self.points:  # the whole file says when it began, and how it was made
                 self._head = {name: value for name, value in old.items() if name != "points"}
+                if "command" in head:
+                    self._head["command"] = f"{old['command']} && {head['command']}"
 
     def find(self, **fields: object) -> dict | None:
         """Return the point with these fields, if it is there."""

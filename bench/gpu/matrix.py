@@ -68,7 +68,7 @@ def run(wanted: list[plan.Point], results: child.Results, how: How) -> None:
                         task["live_trace"] = str(how.traces / f"{name}.trace")
                     made = measure(task | {"limit": limit, "native_s": native["step_s"]}, how)
                 made["ratio"] = point.ratio
-                if made.get("check"):
+                if made.get("check") and len(made["losses"]) == len(native["losses"]):
                     made["bitwise_equal"] = made["check"] == native["check"]
                 results.add(made)
 

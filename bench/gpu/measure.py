@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import hashlib
 import statistics
 import sys
@@ -212,6 +213,7 @@ def watch(backend) -> None:
     while True:
         time.sleep(20)
         print({k: v for k, v in backend.stats.items() if v}, file=sys.stderr, flush=True)
+        faulthandler.dump_traceback()
 
 
 def open_session(task: dict):

@@ -4,7 +4,8 @@
     python bench/gpu/remaps.py --json bench/results/h200-remaps.json
 
 Each call is timed by itself, 50 times for each size: with nothing else going on, and while two
-threads keep both directions of the bus busy, as in a session that moves memory. Each frame is
+threads keep both directions of the bus busy: with copies that wait in a queue, and with copies to
+the host in bursts, each begun when the one before has ended, as a session makes them. Each frame is
 mapped twice, since a session's have an alias. Microseconds: the quartiles.
 """
 
@@ -28,13 +29,17 @@ if TYPE_CHECKING:
 SIZES = (2, 4, 8, 16, 32)
 ROUNDS = 50
 COPY = 16 * MIB
+BURST = 8 * MIB
 
 
 class Traffic:
-    """Copies both ways without a pause, from `start` to `stop`; `bytes` are those of each way."""
+    """Copies both ways, from `start` to `stop`; `bytes` are those of each way.
 
-    def __init__(self, context: Any) -> None:
-        self.context = context
+    To the host in bursts if so asked, else without a pause.
+    """
+
+    def __init__(self, context: Any, bursts: bool = False) -> None:
+        self.context, self.bursts = context, bursts
         self.over = threading.Event()
         self.bytes = [0, 0]
         self.began = 0.0
@@ -60,14 +65,15 @@ class Traffic:
         stream = call(cuda.cuStreamCreate, 1)
         host = call(cuda.cuMemHostAlloc, COPY, 0)
         device = call(cuda.cuMemAlloc, COPY)
+        size, queued = (BURST, 1) if way and self.bursts else (COPY, 8)
         while not self.over.is_set():
-            for _ in range(8):
+            for _ in range(queued):
                 if way:
-                    call(cuda.cuMemcpyDtoHAsync, host, device, COPY, stream)
+                    call(cuda.cuMemcpyDtoHAsync, host, device, size, stream)
                 else:
-                    call(cuda.cuMemcpyHtoDAsync, device, host, COPY, stream)
+                    call(cuda.cuMemcpyHtoDAsync, device, host, size, stream)
             call(cuda.cuStreamSynchronize, stream)
-            self.bytes[way] += 8 * COPY
+            self.bytes[way] += queued * size
         call(cuda.cuMemFree, device)
         call(cuda.cuMemFreeHost, host)
         call(cuda.cuStreamDestroy, stream)
@@ -118,14 +124,13 @@ def main() -> None:
     call(cuda.cuCtxSetCurrent, context)
     sizes = [int(size) for size in given.sizes.split(",")]
     alone = {f"{mib} MiB": measure(mib, given.rounds) for mib in sizes}
-    traffic = Traffic(context)
-    traffic.start()
-    beside = {f"{mib} MiB": measure(mib, given.rounds) for mib in sizes}
-    rates = dict(zip(("in", "out"), traffic.stop(), strict=True))
-    result = {
-        **head(), "unit": "us, quartiles", "alone": alone, "beside copies": beside,
-        "GB/s meanwhile": rates,
-    }  # fmt: skip
+    result = {**head(), "unit": "us, quartiles", "alone": alone}
+    for name, bursts in (("beside copies", False), ("beside bursts", True)):
+        traffic = Traffic(context, bursts)
+        traffic.start()
+        result[name] = {f"{mib} MiB": measure(mib, given.rounds) for mib in sizes}
+        rates = dict(zip(("in", "out"), traffic.stop(), strict=True))
+        result[f"GB/s {name.removeprefix('beside ')}"] = rates
     text = json.dumps(result, indent=1)
     print(text)
     if given.json:

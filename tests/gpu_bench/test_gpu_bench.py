@@ -81,7 +81,7 @@ def test_the_plan_is_printed_without_a_gpu() -> None:
 def test_the_file_is_whole_after_every_point(tmp_path: Path) -> None:
     child = load("child")
     path = tmp_path / "out.json"
-    results = child.Results(path, {"date": "now"}, key=("model", "ratio"))
+    results = child.Results(path, {"date": "now", "command": "one"}, key=("model", "ratio"))
     for ratio in (1.0, 2.0):
         results.add({"model": "a", "ratio": ratio, "step_s": ratio})
         stored = json.loads(path.read_text())
@@ -90,12 +90,14 @@ def test_the_file_is_whole_after_every_point(tmp_path: Path) -> None:
     results.add({"model": "a", "ratio": 3.0, "error": "no end in 5 s"})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out.json"]
 
-    again = child.Results(path, {"date": "later"}, resume=True, key=("model", "ratio"))
+    head = {"date": "later", "command": "two"}
+    again = child.Results(path, head, resume=True, key=("model", "ratio"))
     assert again.find(model="a", ratio=2.0)["step_s"] == 2.0
     assert again.find(model="a", ratio=3.0) is None  # it failed, so it is tried again
     again.add({"model": "a", "ratio": 3.0, "step_s": 3.0})
     stored = json.loads(path.read_text())
     assert stored["date"] == "now"
+    assert stored["command"] == "one && two"
     assert [p["ratio"] for p in stored["points"]] == [1.0, 2.0, 3.0]
     fresh = child.Results(path, {"date": "later"}, key=("model", "ratio"))
     assert fresh.points == []
