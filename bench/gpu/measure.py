@@ -213,7 +213,18 @@ def watch(backend) -> None:
     while True:
         time.sleep(20)
         print({k: v for k, v in backend.stats.items() if v}, file=sys.stderr, flush=True)
+        print(*waiting(), sep="\n", file=sys.stderr, flush=True)
         faulthandler.dump_traceback()
+
+
+def waiting() -> list[str]:
+    """Return for each thread what it waits for in the kernel, as far as that is told."""
+    found = []
+    for task in sorted(Path("/proc/self/task").iterdir()):
+        with contextlib.suppress(OSError):
+            told = [(task / name).read_text().strip() for name in ("comm", "wchan", "syscall")]
+            found.append(f"{task.name} {' '.join(told)}"[:100])
+    return found
 
 
 def open_session(task: dict):

@@ -4,6 +4,7 @@ from typing import Final
 from deepum._core.feed import Feed
 
 CALLS: Final[tuple[int, ...]]
+LOADING_CALLS: Final[tuple[int, ...]]
 FURTHER_CALLS: Final[tuple[int, ...]]
 
 class Launches:

@@ -102,8 +102,9 @@ CALLS = (
 )
 """Numbers of the driver calls that `cupti` is to report."""
 
-# Further calls that use memory, rare ones. Where memory is found by faulting too, nobody needs to
-# know of them. How their memory is found in their parameters:
+# Further calls, rare ones: those that load functions or wait for the device, and those that use
+# memory. Where memory is found by faulting too, nobody needs to know of these. How it is found in
+# their parameters:
 cdef enum Form:
     FORM_NONE = 0
     FORM_WORDS = 1         # they point to it
@@ -132,7 +133,23 @@ cdef tuple note_further(list calls, Form form, uint8_t size, uint8_t stream):
         _further[<int>call].stream = stream
     return tuple(calls)
 
-FURTHER_CALLS = (
+LOADING_CALLS = (
+    # cuFuncSetAttribute, SetCacheConfig, FuncLoad, KernelSetCacheConfig
+    note_further([481, 86, 742, 700], FORM_FUNCTION, 0, 0)
+    # cuOccupancy..., cuKernelGetFunction, cuKernelSetAttribute
+    + note_further([374, 451, 543, 675, 676, 683, 687], FORM_FUNCTION, 1, 0)
+    + note_further([85, 686], FORM_FUNCTION, 2, 0)             # cuFuncGetAttribute, KernelGet...
+    # cuModuleLoad, LoadFatBinary, LibraryLoadFromFile, ...GetModule, ...GetGlobal, cuLinkComplete
+    + note_further([18, 21, 679, 682, 241, 684, 365], FORM_BLOCKING, 0, 0)
+    # cuMemAllocPitch, AllocHost, HostRegister, HostUnregister, PoolTrimTo, cuCtxSetLimit
+    + note_further([244, 294, 301, 379, 302, 602, 136], FORM_BLOCKING, 0, 0)
+    # cuCtxSynchronize's second version, cuGraphInstantiate..., Upload, ExecDestroy
+    + note_further([800, 513, 578, 643, 656, 657, 580, 581, 516], FORM_BLOCKING, 0, 0)
+)
+"""Numbers of further driver calls that load functions or wait for the device: in the midst of
+them, a launch behind a closed gate would be waited for while nothing can move."""
+
+FURTHER_CALLS = LOADING_CALLS + (
     note_further([250, 412, 252, 414, 253, 415, 254, 416], FORM_WORDS, 8, 0)   # cuMemsetD16, D2D*
     + note_further([218, 429], FORM_WORDS, 8, 3)                               # cuMemsetD16Async
     + note_further([222, 431, 224, 432, 226, 433], FORM_WORDS, 8, 5)           # cuMemsetD2D*Async
@@ -150,19 +167,8 @@ FURTHER_CALLS = (
     + note_further([798, 799], FORM_LIST, 23, 3)                               # its second version
     + note_further([310], FORM_QUERY, 24, 0)                   # cuPointerGetAttribute
     + note_further([450], FORM_QUERY, 32, 0)                   # cuPointerGetAttributes
-    # cuFuncSetAttribute, SetCacheConfig, FuncLoad, KernelSetCacheConfig
-    + note_further([481, 86, 742, 700], FORM_FUNCTION, 0, 0)
-    # cuOccupancy..., cuKernelGetFunction, cuKernelSetAttribute
-    + note_further([374, 451, 543, 675, 676, 683, 687], FORM_FUNCTION, 1, 0)
-    + note_further([85, 686], FORM_FUNCTION, 2, 0)             # cuFuncGetAttribute, KernelGet...
-    # cuModuleLoad, LoadFatBinary, LibraryLoadFromFile, ...GetModule, ...GetGlobal, cuLinkComplete
-    + note_further([18, 21, 679, 682, 241, 684, 365], FORM_BLOCKING, 0, 0)
-    # cuMemAllocPitch, AllocHost, HostRegister, HostUnregister, PoolTrimTo, cuCtxSetLimit
-    + note_further([244, 294, 301, 379, 302, 602, 136], FORM_BLOCKING, 0, 0)
-    # cuCtxSynchronize's second version, cuGraphInstantiate..., Upload, ExecDestroy
-    + note_further([800, 513, 578, 643, 656, 657, 580, 581, 516], FORM_BLOCKING, 0, 0)
 )
-"""Numbers of further driver calls, for sessions whose memory is not found by faulting."""
+"""These, and those that use memory: for sessions whose memory is not found by faulting."""
 
 
 # What CUPTI hands over, as its documentation lays it out.

@@ -247,7 +247,7 @@ class GpuBackend:
         """Return the driver calls to be told of, and those that older drivers do not have."""
         from deepum._core import cuda_launches
 
-        return cuda_launches.CALLS, ()
+        return cuda_launches.CALLS, cuda_launches.LOADING_CALLS
 
     def _conduct(self) -> None:
         self.conductor.run()

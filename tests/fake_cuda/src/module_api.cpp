@@ -171,7 +171,7 @@ CUresult cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
 }
 
 CUresult cuFuncLoad(CUfunction handle) {
-  return call("cuFuncLoad", 742, 0, [&] {
+  return call("cuFuncLoad", 742, 0, &handle, nullptr, [&] {
     auto function = functions().get(handle);
     return function ? load(*function) : kInvalidHandle;
   });
