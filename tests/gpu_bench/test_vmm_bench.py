@@ -109,7 +109,7 @@ def rows(
 def test_rows_are_whole_and_compared_with_native(machine: Machine, tmp_path: Path) -> None:
     machine.answers["vmm"] = {"check": "wrong"}
     machine.answers["save-on-cpu"] = {"check": None, "note": "rounds otherwise"}
-    machine.answers["noop"] = {"check": "right", "losses": [2.0]}  # fewer steps
+    machine.answers["noop"] = {"error": "no end in 60 s"}
     made = rows(
         machine, tmp_path / "out.json", ["noop", "managed-chained", "vmm"],
         options={"chunk_mib": 8}, options_for=("vmm",),
@@ -125,6 +125,14 @@ def test_rows_are_whole_and_compared_with_native(machine: Machine, tmp_path: Pat
     assert given == {
         "native": {}, "record": {}, "noop": {}, "managed-chained": {}, "vmm": {"chunk_mib": 8},
     }  # fmt: skip
+
+
+def test_points_of_other_numbers_of_steps_are_not_compared(
+    machine: Machine, tmp_path: Path
+) -> None:
+    machine.answers["noop"] = {"losses": [2.0]}
+    made = rows(machine, tmp_path / "out.json", ["noop", "vmm"])
+    assert [row["bitwise_equal"] for row in made] == [None, None, True]
 
 
 def test_each_session_may_have_a_trace(machine: Machine, tmp_path: Path) -> None:

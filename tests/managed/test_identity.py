@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which launches have one execution ID: those of one kernel on the same memory, where it counts."""
 
-import time
 from typing import Any
 
 from tests.fake_cuda.harness import on_fake
-from tests.fake_cuda.steer import Driver
+from tests.fake_cuda.steer import Driver, wait_until
 
 from .live import CARD, WORDS, session
 from .stand_in import Program
@@ -39,9 +38,7 @@ def ids_of(driver: Driver, sizes: list[int], pairs: list[tuple[int, int]]) -> li
                 program.tensors[tensors[x]][0].address, 16, 0,
             )  # fmt: skip
         driver.sync()
-        until = time.monotonic() + 20
-        while len(ids) < len(sizes) + len(pairs) and time.monotonic() < until:
-            time.sleep(0.01)  # the policy is told a little later
+        wait_until(lambda: len(ids) >= len(sizes) + len(pairs))  # the policy is told a little later
     assert len(ids) == len(sizes) + len(pairs)
     return ids[len(sizes) :]
 

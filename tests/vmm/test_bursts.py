@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies to the host leave pauses: what makes mappings accessible has to get its turn."""
 
-import time
 from typing import Any
 
 from tests.fake_cuda.harness import on_fake
-from tests.fake_cuda.steer import Driver
+from tests.fake_cuda.steer import Driver, wait_until
 from tests.managed.stand_in import Program
 
 from .live import CARD, session
@@ -16,14 +15,16 @@ BURST = 8 * MIB
 
 def counted(driver: Driver, backend: Any, copy: int) -> tuple[dict[str, Any], int, int]:
     """Return stats, copies to the host and events once nothing goes out any more."""
-    until = time.monotonic() + 20
-    while True:
-        driver.sync()
-        stats = backend.stats
-        copies, events = (driver.calls(f"cu{call}") for call in ("MemcpyDtoHAsync", "EventRecord"))
-        if stats["bytes_out"] == copies * copy or time.monotonic() > until:
-            return stats, copies, events
-        time.sleep(0.05)
+    driver.sync()
+    seen: list[Any] = []
+
+    def nothing_moves() -> bool:
+        calls = [driver.calls(f"cu{call}") for call in ("MemcpyDtoHAsync", "EventRecord")]
+        seen[:] = backend.stats, *calls
+        return seen[0]["bytes_out"] == seen[1] * copy
+
+    wait_until(nothing_moves)
+    return seen[0], seen[1], seen[2]
 
 
 @on_fake(memory_bytes=CARD)
