@@ -49,6 +49,19 @@ def test_kernels_are_loaded_before_a_gate_closes(driver: Driver) -> None:
         assert not errors
 
 
+@on_fake(memory_bytes=CARD, first_run_holds=1, timeout=60)
+def test_no_copy_waits_for_a_kernel_behind_a_gate(driver: Driver) -> None:
+    with session(driver) as (_, machine):
+        program = Program(machine)
+        tensors = crowd(program, 30)
+        driver.delay("exec:copy_end", 2 * MS)
+        # Two kernels never launched before, with their memory away: DLRM stood still at one.
+        program.axpy(tensors[0], tensors[15], 3)
+        program.axpy(tensors[1], tensors[16], 3)
+        program.copy(tensors[2], tensors[17])
+        program.check_all()
+
+
 @on_fake(memory_bytes=CARD, timeout=60)
 @pytest.mark.parametrize("ahead", [300])
 def test_the_drivers_queue_does_not_fill_behind_a_gate(driver: Driver, ahead: int) -> None:

@@ -29,6 +29,8 @@ cdef class Conductor:
     cdef readonly Steps steps      # the program's
     cdef Marks marks               # None: nothing is recorded
     cdef uint64_t now, looked      # ns: this look at everything, and the one before
+    cdef uint64_t submitted        # launches, when they were looked at last ...
+    cdef uint64_t paused           # ... and since when there are no more, ns
     cdef uint64_t resident         # blocks, as recorded last
     cdef pthread_mutex_t lock      # the engine
     cdef readonly bint gated       # launches that name their memory wait for it
@@ -51,6 +53,7 @@ cdef class Conductor:
 
     cdef int round(self) except -1 nogil
     cdef int hear_of_completions(self, uint64_t done, bint* busy) except -1 nogil
+    cdef void see_to_marks(self, bint rarely) noexcept nogil
     cdef bint end_step(self, const deepum_event* event) noexcept nogil
     cdef int listen(self, bint* busy) except -1 nogil
     cdef void note(self, const deepum_event* event) noexcept nogil

@@ -35,6 +35,7 @@ cdef uint64_t PATIENCE = 2_000_000_000     # ns in which nothing moved, ended or
 cdef uint64_t FREE_RUN = 8                 # launches that may run between two looks at the budget
 cdef uint64_t NAP = 5_000                  # ns, while the device has work
 cdef uint64_t SLEEP = 200_000              # ns, while it has none
+cdef uint64_t PAUSE = 200_000              # ns without a launch, after which the last ones matter
 
 
 cdef class Mover:
@@ -163,6 +164,8 @@ cdef class Conductor:
             deepum_store32(
                 &self.feed.gating,
                 self.alone or self.engine.mem.managed > self.engine.mem.budget)
+        self.see_to_marks(
+            not self.alone and self.engine.mem.managed <= self.engine.mem.budget)
         self.engine.pump()
         if self.engine.command_count:
             self.dispatch()
@@ -183,6 +186,17 @@ cdef class Conductor:
                 self.marks.put(MARK_COMPLETE, self.now, 0, 0, self.now - self.looked, done, 0)
             busy[0] = True
         return 0
+
+    cdef void see_to_marks(self, bint rarely) noexcept nogil:
+        # While all memory is on the device, most launches go without a mark; in a record all count.
+        cdef uint64_t submitted = deepum_load(&self.feed.submitted)
+        rarely = rarely and self.marks is None
+        deepum_store32(&self.feed.rarely, rarely)
+        if submitted != self.submitted:
+            self.submitted = submitted
+            self.paused = self.now
+        if self.feed.owing and not (rarely and self.now - self.paused < PAUSE):
+            self.feed.ask()
 
     cdef bint end_step(self, const deepum_event* event) noexcept nogil:
         # Whether the event says that a step ends: the engine does not hear of that.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from typing import Final
 
+from deepum._core.cuda_completions import Completions
 from deepum._core.feed import Feed
 
 CALLS: Final[tuple[int, ...]]
@@ -13,11 +14,10 @@ class Launches:
     def forget_host_words(self) -> None: ...
     def use_side_stream(self, stream: int) -> None: ...
     ahead: int
+    completions: Completions
     def time_callbacks(self, on: bool) -> None: ...
     @property
     def impatient(self) -> int: ...
-    @property
-    def failed_marks(self) -> int: ...
     @property
     def no_parameters(self) -> int: ...
     @property

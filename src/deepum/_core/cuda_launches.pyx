@@ -14,6 +14,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset, strdup, strlen
 
+from deepum._core.cuda_completions cimport Completions
 from deepum._core.feed cimport (
     Feed, deepum_add, deepum_load, deepum_load32, deepum_now, deepum_sleep, deepum_store32,
     enter_driver, leave_driver, mix, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t,
@@ -32,6 +33,13 @@ cdef enum:
     NAMES = 1 << 16        # kernels whose names are kept
     API_ENTER = 0
     DRIVER_DOMAIN = 1
+
+# What is kept from the entry of a launch to its exit: its number, these, and its stream's place.
+cdef enum:
+    PLACE = 1023
+    FIRST = 1 << 10        # of its kernel: no other launch may come until it is submitted
+    SURELY = 1 << 11       # its completion is to be seen at once
+    NUMBER = 12            # bits that all that takes
 
 # Callback numbers of the driver's functions (stable: new functions get new ones).
 cdef enum Call:
@@ -86,6 +94,8 @@ cdef enum Call:
     HOST_ALLOC = 39
     HOST_FREE = 38
     CONTEXT_SYNC = 17
+    STREAM_DESTROY = 127
+    STREAM_DESTROY_V2 = 326
 
 CALLS = (
     LAUNCH_KERNEL, LAUNCH_KERNEL_PTSZ, LAUNCH_COOPERATIVE, LAUNCH_COOPERATIVE_PTSZ,
@@ -98,7 +108,7 @@ CALLS = (
     BEGIN_CAPTURE_PTSZ, BEGIN_CAPTURE_V2, BEGIN_CAPTURE_V2_PTSZ, BEGIN_CAPTURE_TO,
     BEGIN_CAPTURE_TO_PTSZ, END_CAPTURE, END_CAPTURE_PTSZ, MODULE_LOAD, MODULE_LOAD_EX,
     LIBRARY_LOAD, MODULE_UNLOAD, LIBRARY_UNLOAD, MEM_ALLOC, MEM_FREE, HOST_ALLOC, HOST_FREE,
-    CONTEXT_SYNC,
+    CONTEXT_SYNC, STREAM_DESTROY, STREAM_DESTROY_V2,
 )
 """Numbers of the driver calls that `cupti` is to report."""
 
@@ -236,6 +246,7 @@ cdef struct Function:
     uint32_t count
     uint32_t* sizes        # bytes of each parameter
     bint sure              # the driver told of them
+    bint fresh             # this is the first launch of it
     TensorLists lists      # what the first one holds, if that is known
 
 
@@ -270,17 +281,18 @@ cdef class Launches:
     cdef pthread_mutex_t lock      # the functions
     cdef Function* functions       # open addressing, by handle
     cdef uint32_t mask, known
-    cdef uint64_t flag, done       # device addresses: open gates, finished launches by stream
+    cdef readonly Completions completions
+    cdef uint64_t flag             # device address: open gates
     cdef public uint64_t ahead     # launches that the program may submit before their gates open
     cdef uint64_t side             # stream for what runs in none
     cdef readonly uint64_t impatient       # waits given up
-    cdef readonly uint64_t failed_marks    # completions that could not be asked for
     cdef readonly uint64_t no_parameters   # launches whose parameters the driver would not tell
     cdef readonly uint64_t callback_ns, callbacks
     cdef bint timing
 
     def __cinit__(self, Feed feed not None):
         self.feed = feed
+        self.completions = Completions(feed)
         pthread_mutex_init(&self.lock, NULL)
         self.ahead = RUN_AHEAD
         self.mask = 4095
@@ -290,13 +302,12 @@ cdef class Launches:
 
     def use_host_words(self, uint64_t host, uint64_t flag, uint64_t done):
         """Set where completions lie on the host, and gates and completions on the device."""
-        self.feed.done = <uint32_t*>host
         self.flag = flag
-        self.done = done
+        self.completions.use(host, done)
 
     def forget_host_words(self):
         """Stop looking at the completions on the host."""
-        self.feed.done = self.feed.nothing
+        self.completions.forget()
 
     def use_side_stream(self, uint64_t stream):
         """Set a stream that is the session's own."""
@@ -317,17 +328,10 @@ cdef class Launches:
 
     cdef Function look_up(self, void* handle) noexcept nogil:
         cdef Function found
-        cdef uint32_t place
         pthread_mutex_lock(&self.lock)
-        place = <uint32_t>((<uint64_t>handle * <uint64_t>0x9E3779B97F4A7C15) >> 40) & self.mask
-        while self.functions[place].handle != NULL:
-            if self.functions[place].handle == handle:
-                found = self.functions[place]
-                pthread_mutex_unlock(&self.lock)
-                return found
-            place = (place + 1) & self.mask
+        found = self.functions[self.place_of(handle)]
         pthread_mutex_unlock(&self.lock)
-        return self.learn(handle)
+        return found if found.handle != NULL else self.learn(handle)
 
     cdef Function learn(self, void* handle) noexcept nogil:
         cdef Function f = self.learn_once(handle)
@@ -337,6 +341,7 @@ cdef class Launches:
                 break
             deepum_sleep(1000000)
             f = self.learn_once(handle)
+        f.fresh = True
         return f
 
     cdef Function learn_once(self, void* handle) noexcept nogil:
@@ -346,7 +351,6 @@ cdef class Launches:
         cdef const char* name = NULL
         cdef size_t offset, size
         cdef uint32_t sizes[1024]
-        cdef uint32_t place
         cdef bint library
         cdef int status = 0
         cdef cydriver.CUfunction function = <cydriver.CUfunction>handle
@@ -391,28 +395,43 @@ cdef class Launches:
             f.count = 0
             return f
         memcpy(f.sizes, sizes, f.count * sizeof(uint32_t))
-        pthread_mutex_lock(&self.lock)
-        if self.known * 2 < self.mask and (f.sure or not self.feed.exact):
-            place = <uint32_t>((<uint64_t>handle * <uint64_t>0x9E3779B97F4A7C15) >> 40) & self.mask
-            while self.functions[place].handle != NULL and self.functions[place].handle != handle:
-                place = (place + 1) & self.mask
-            if self.functions[place].handle == NULL:
-                self.functions[place] = f
-                self.known += 1
-        pthread_mutex_unlock(&self.lock)
+        if f.sure or not self.feed.exact:
+            self.keep(&f)
         return f
 
-    cdef bint knows(self, void* handle) noexcept nogil:
-        # Whether a function was learnt, and so loaded.
+    cdef void keep(self, const Function* f) noexcept nogil:
         cdef uint32_t place
-        cdef bint known
         pthread_mutex_lock(&self.lock)
-        place = <uint32_t>((<uint64_t>handle * <uint64_t>0x9E3779B97F4A7C15) >> 40) & self.mask
+        place = self.place_of(f.handle)
+        if self.functions[place].handle == NULL and self.known * 2 < self.mask:
+            self.functions[place] = f[0]
+            self.known += 1
+        pthread_mutex_unlock(&self.lock)
+
+    cdef uint32_t place_of(self, void* handle) noexcept nogil:
+        # Where a function is, or would be. Called with the lock held.
+        cdef uint32_t place = (
+            <uint32_t>((<uint64_t>handle * <uint64_t>0x9E3779B97F4A7C15) >> 40) & self.mask)
         while self.functions[place].handle != NULL and self.functions[place].handle != handle:
             place = (place + 1) & self.mask
-        known = self.functions[place].handle != NULL
+        return place
+
+    cdef bint knows(self, void* handle) noexcept nogil:
+        # Whether a function was learnt, and so loaded; or a graph was launched before.
+        cdef bint known
+        pthread_mutex_lock(&self.lock)
+        known = self.functions[self.place_of(handle)].handle != NULL
         pthread_mutex_unlock(&self.lock)
         return known
+
+    cdef bint is_new_graph(self, void* handle) noexcept nogil:
+        cdef Function f
+        if self.knows(handle):
+            return False
+        memset(&f, 0, sizeof(f))
+        f.handle = handle
+        self.keep(&f)
+        return True
 
     cdef uint32_t note_name(self, const char* name) noexcept nogil:
         cdef char* copy = strdup(name)
@@ -486,7 +505,7 @@ cdef void enter_launch(uint32_t id, const CallData* data) noexcept nogil:
     cdef uint64_t low = deepum_load(&_launches.feed.map.low)
     cdef uint64_t high = deepum_load(&_launches.feed.map.high), span = high - low
     cdef uint64_t exec_id, seq, kernel
-    cdef bint waits = False, per_thread = False, captured = False
+    cdef bint waits = False, per_thread = False, captured = False, fresh = False
     cdef bint graph = id in (GRAPH_LAUNCH, GRAPH_LAUNCH_PTSZ)
     cdef const Further* further = NULL
     cdef Function f
@@ -569,6 +588,7 @@ cdef void enter_launch(uint32_t id, const CallData* data) noexcept nogil:
         kernel = <uint64_t>MEMCPY << 32 | id
     elif handle != NULL:
         f = _launches.look_up(handle)
+        fresh = f.fresh
         exec_id = f.name
         for i in range(7):
             exec_id = mix(exec_id, shape[i])
@@ -592,6 +612,7 @@ cdef void enter_launch(uint32_t id, const CallData* data) noexcept nogil:
             if buffer != NULL:
                 count = scan(buffer, size, low, span, pointers, count)
     elif graph:
+        fresh = _launches.is_new_graph((<const GraphLaunch*>p).graph)
         exec_id = mix(id, <uint64_t>(<const GraphLaunch*>p).graph)
         kernel = <uint64_t>GRAPH << 32 | <uint32_t>exec_id
     elif fill != NULL:
@@ -616,10 +637,18 @@ cdef void enter_launch(uint32_t id, const CallData* data) noexcept nogil:
         return
     if _launches.feed.exact and not graph and handle == NULL:
         waits = True               # the driver checks on the host that the memory is there
-    data.kept[0] = seq << 10 | slot
+    data.kept[0] = seq << NUMBER | slot
+    # What the host may wait for is to be known as soon as it has happened; and a thread's own
+    # stream can be asked later by that thread alone.
+    if handle == NULL or stream == <void*>2:
+        data.kept[0] |= SURELY
     if not deepum_load32(&_launches.feed.gating):
         return
-    if waits:
+    if fresh:
+        data.kept[0] |= FIRST
+        _launches.feed.block(1)
+        _launches.settle()
+    elif waits:
         if count and not _launches.feed.wait_open(seq):
             deepum_add(&_launches.impatient, 1)
     elif deepum_load(&_launches.feed.opened) < seq:
@@ -630,31 +659,14 @@ cdef void enter_launch(uint32_t id, const CallData* data) noexcept nogil:
 
 
 cdef void leave_launch(uint32_t id, const CallData* data) noexcept nogil:
-    cdef uint64_t seq = data.kept[0] >> 10
-    cdef uint32_t slot = <uint32_t>(data.kept[0] & 1023)
-    cdef uint64_t done = 0, marked
+    cdef uint64_t seq = data.kept[0] >> NUMBER
+    cdef uint32_t slot = <uint32_t>(data.kept[0] & PLACE)
+    cdef bint surely = data.kept[0] & SURELY != 0
+    if data.kept[0] & FIRST:
+        _launches.feed.block(-1)
     data.kept[0] = 0
-    if not seq:
-        return
-    marked = _launches.feed.submit(slot, seq)
-    while marked > done:           # another thread may have told the stream to write more
-        done = marked
-        mark(slot, done)
-        marked = deepum_load(&_launches.feed.streams[slot].marked)
-
-
-cdef void mark(uint32_t slot, uint64_t done) noexcept nogil:
-    # Let the stream write how far it has come.
-    cdef cydriver.CUstream stream = <cydriver.CUstream>_launches.feed.streams[slot].handle
-    if not cydriver.cuStreamWriteValue32(
-            stream, <cydriver.CUdeviceptr>(_launches.done + 4 * slot), <uint32_t>done, 0):
-        return
-    if _launches.feed.exact and not cydriver.cuStreamSynchronize(stream):
-        deepum_store32(&_launches.feed.done[slot], <uint32_t>done)
-        return
-    # Its completion will never be seen: follow none.
-    deepum_add(&_launches.failed_marks, 1)
-    deepum_store32(&_launches.feed.blind, 1)
+    if seq:
+        _launches.completions.follow(slot, _launches.feed.submit(slot, seq, surely))
 
 
 cdef void before_blocking(const CallData* data) noexcept nogil:
@@ -683,7 +695,10 @@ cdef void callback(void* user, int domain, uint32_t id, const CallData* data) no
               BEGIN_CAPTURE_TO, BEGIN_CAPTURE_TO_PTSZ):
         if data.site == API_ENTER:
             _launches.settle()
-            _launches.feed.capturing += 1
+            _launches.completions.begin_capture()
+    elif id in (STREAM_DESTROY, STREAM_DESTROY_V2):
+        if data.site == API_ENTER:
+            _launches.completions.end_stream((<uint64_t*>data.parameters)[0])
     elif id in (END_CAPTURE, END_CAPTURE_PTSZ):
         if data.site != API_ENTER and _launches.feed.capturing:
             _launches.feed.capturing -= 1

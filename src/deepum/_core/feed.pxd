@@ -37,6 +37,9 @@ cdef enum:
     MAX_RANGES = 4096      # PT blocks that one launch may name
     INSIDE = 32            # threads in the midst of a launch on one stream
     STEP_EVENT = 0x100     # a step ends; the feed's own, the engine does not hear of it
+    MARK_EVERY = 16        # launches, where few marks will do
+
+ctypedef void (*Asker)(void*) noexcept nogil
 
 
 cdef struct Segment:
@@ -49,6 +52,7 @@ cdef struct Stream:
     uint64_t head, tail
     uint64_t newest        # the latest launch
     uint64_t marked        # what the stream is to write last
+    uint64_t skipped       # what it could write, and was not told to
     uint64_t inside[INSIDE]        # launches that the program is submitting now
     uint32_t inside_count
 
@@ -78,6 +82,10 @@ cdef class Feed:
     cdef uint32_t* nothing         # what `done` is while no device writes there
     cdef uint32_t* done            # per stream: low half of its last finished launch
     cdef uint32_t blind            # completion cannot be followed: take launches as finished
+    cdef uint32_t rarely           # most launches go without a mark: nothing waits for them
+    cdef bint owing                # the next launch to finish did; as `finished` found
+    cdef Asker asker               # lets streams write what they were not told to; NULL: nobody can
+    cdef void* asked
     # For memory that is not there unless it was brought: every launch has a gate, none is opened
     # for lack of patience, and none goes untold.
     cdef uint32_t exact
@@ -96,7 +104,9 @@ cdef class Feed:
         self, uint64_t stream, uint64_t exec_id, uint64_t kernel, const uint64_t* pointers,
         uint32_t count, uint32_t* slot, bint graph=*
     ) noexcept nogil
-    cdef uint64_t submit(self, uint32_t slot, uint64_t seq) noexcept nogil
+    cdef uint64_t submit(self, uint32_t slot, uint64_t seq, bint surely) noexcept nogil
+    cdef uint64_t owe(self, uint32_t slot) noexcept nogil
+    cdef void ask(self) noexcept nogil
     cdef void capture(self, const uint64_t* pointers, uint32_t count) noexcept nogil
     cdef void block(self, int more) noexcept nogil
     cdef bint let_run(self) noexcept nogil

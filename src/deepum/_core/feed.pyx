@@ -155,10 +155,11 @@ cdef class Feed:
         pthread_mutex_unlock(&self.lock)
         return seq
 
-    cdef uint64_t submit(self, uint32_t slot, uint64_t seq) noexcept nogil:
+    cdef uint64_t submit(self, uint32_t slot, uint64_t seq, bint surely) noexcept nogil:
         # A launch has been submitted. Returns up to which launch its stream has finished once it
         # has come here: other threads may be submitting to the stream launches with lower numbers.
         # If `marked` has grown when the stream has been told to write that, it has to write again.
+        # 0: it need not write now.
         cdef Stream* s = &self.streams[slot]
         cdef uint64_t done
         cdef uint32_t i = 0
@@ -171,9 +172,30 @@ cdef class Feed:
                 continue
             done = min(done, s.inside[i] - 1)
             i += 1
-        deepum_store(&s.marked, done)
+        if (deepum_load32(&self.rarely) and not surely and not self.capturing
+                and done - s.marked < MARK_EVERY):
+            deepum_store(&s.skipped, done)
+            done = 0
+        else:
+            deepum_store(&s.marked, done)
         pthread_mutex_unlock(&self.lock)
         return done
+
+    cdef uint64_t owe(self, uint32_t slot) noexcept nogil:
+        # Returns what a stream is to write now since it was not told to; 0: nothing.
+        cdef Stream* s = &self.streams[slot]
+        cdef uint64_t done = 0
+        pthread_mutex_lock(&self.lock)
+        if s.skipped > s.marked:
+            done = s.skipped
+            deepum_store(&s.marked, done)
+        pthread_mutex_unlock(&self.lock)
+        return done
+
+    cdef void ask(self) noexcept nogil:
+        # For the listener: let streams write how far they have come.
+        if self.asker != NULL:
+            self.asker(self.asked)
 
     cdef uint32_t find_stream(self, uint64_t handle) noexcept nogil:
         cdef uint32_t i
@@ -189,7 +211,7 @@ cdef class Feed:
                 return STREAMS
         self.streams[i].handle = handle
         self.streams[i].head = self.streams[i].tail = self.streams[i].inside_count = 0
-        self.streams[i].marked = 0
+        self.streams[i].marked = self.streams[i].skipped = 0
         deepum_store32(&self.done[i], <uint32_t>self.submitted)
         deepum_store32(&self.stream_count, i + 1)
         return i
@@ -243,6 +265,7 @@ cdef class Feed:
         cdef uint64_t least, head, tail
         cdef uint32_t i, low
         cdef Stream* s
+        self.owing = False
         if deepum_load32(&self.blind):
             return deepum_load(&self.submitted)
         # Later launches than these may be entered while we look; that does no harm.
@@ -256,8 +279,12 @@ cdef class Feed:
                     low - <uint32_t>s.launches[head % OUTSTANDING]) >= 0:
                 head += 1
             deepum_store(&s.head, head)
-            if head != tail and s.launches[head % OUTSTANDING] - 1 < least:
-                least = s.launches[head % OUTSTANDING] - 1
+            if head == tail:
+                continue
+            least = min(least, s.launches[head % OUTSTANDING] - 1)
+            if (deepum_load(&s.marked) < s.launches[head % OUTSTANDING]
+                    <= deepum_load(&s.skipped)):
+                self.owing = True
         return least
 
     cdef void say(
@@ -415,7 +442,7 @@ cdef class Feed:
         self.ring.head = self.ring.tail = self.faults.head = self.faults.tail = 0
         self.submitted = self.opened = 0
         self.unseen = self.lost = self.faults_lost = 0
-        self.blind = 0
+        self.blind = self.rarely = 0
         self.chunk = chunk
         self.exact = self.gating = chunk != 0
         self.free_run = self.exact and self.segment_count == 0
@@ -458,11 +485,24 @@ cdef class Feed:
 
     def leave(self, uint32_t slot, uint64_t seq):
         """End that; return what the stream is to write once it has come here."""
-        return self.submit(slot, seq)
+        return self.submit(slot, seq, False)
 
     def marked(self, uint32_t slot):
         """Return what the stream is to write last."""
         return deepum_load(&self.streams[slot].marked)
+
+    def mark_rarely(self, bint on):
+        """Let most launches go without a mark, or none."""
+        deepum_store32(&self.rarely, on)
+
+    def owed(self, uint32_t slot):
+        """Return what a stream is to write now since it was not told to; 0: nothing."""
+        return self.owe(slot)
+
+    @property
+    def owes(self):
+        """Whether the next launch to finish went without a mark, as `finished_to` found."""
+        return bool(self.owing)
 
     def write(self, uint32_t slot, uint32_t value):
         """Write as the stream does."""

@@ -108,6 +108,7 @@ cdef class VmmConductor(Conductor):
         if deepum_load32(&self.feed.blind):
             return self.stop_short(b"completions cannot be followed any more")
         self.hear_of_completions(done, &busy)
+        self.see_to_marks(deepum_load32(&self.feed.free_run))
         if self.mover.report(self.engine):
             busy = True
             if self.exact.refused() == self.refused_before:

@@ -453,7 +453,7 @@ class GpuBackend:
 
     def _facts(self) -> dict[str, Any]:
         """What a trace notes about the session."""
-        if self.launches.failed_marks or self.conductor.failure:
+        if self.launches.completions.failed or self.conductor.failure:
             raise RecordError(
                 "no trace: completions could not be followed to the end, so it is not known how "
                 "long kernels took"

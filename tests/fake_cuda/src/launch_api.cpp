@@ -58,10 +58,13 @@ CUresult launch(CUfunction handle, const unsigned* grid, const unsigned* block, 
   if (CUresult error = gather(*definition, params, extra, &bytes)) return error;
   if (CUresult error = load(*function)) return error;
   fake_launch shape{definition->name.c_str(), {grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}};
-  return submit(stream, "kernel", [definition, shape, bytes = std::move(bytes)] {
+  bool first = !function->launched.exchange(true);
+  CUresult result = submit(stream, "kernel", [definition, shape, bytes = std::move(bytes)] {
     definition->run(bytes.data(), &shape);
     values().kernels++;
   });
+  if (first && !result && values().first_run_holds) hold_others(stream_of(stream));
+  return result;
 }
 
 const char* symbol_of(CUfunction handle) {

@@ -23,7 +23,7 @@ struct Function {
   std::shared_ptr<const Definition> definition;
   bool is_kernel = false;
   CUmodule module = nullptr;
-  std::atomic<bool> loaded{false};
+  std::atomic<bool> loaded{false}, launched{false};
 };
 
 std::shared_ptr<Function> function_of(CUfunction handle);

@@ -83,7 +83,7 @@ CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
 }
 
 CUresult cuStreamDestroy_v2(CUstream stream) {
-  return call("cuStreamDestroy_v2", 326, 0, [&] { return close_stream(stream); });
+  return call("cuStreamDestroy_v2", 326, 0, &stream, nullptr, [&] { return close_stream(stream); });
 }
 
 CUresult cuStreamSynchronize(CUstream handle) {

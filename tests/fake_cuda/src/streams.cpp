@@ -47,9 +47,24 @@ std::shared_ptr<Stream> make(bool blocking, unsigned flags, int priority) {
   return stream;
 }
 
+using Point = std::pair<std::shared_ptr<Stream>, uint64_t>;
+
+struct Barrier {
+  std::mutex lock;
+  Point until;
+};
+Barrier& barrier() {
+  static auto* one = new Barrier;
+  return *one;
+}
+
 // Work that a new item must wait for: the legacy stream's and the blocking streams' take turns.
-std::vector<std::pair<std::shared_ptr<Stream>, uint64_t>> earlier(const std::shared_ptr<Stream>& stream) {
-  std::vector<std::pair<std::shared_ptr<Stream>, uint64_t>> waits;
+std::vector<Point> earlier(const std::shared_ptr<Stream>& stream) {
+  std::vector<Point> waits;
+  {
+    std::lock_guard<std::mutex> hold(barrier().lock);
+    if (barrier().until.first && barrier().until.first != stream) waits.push_back(barrier().until);
+  }
   auto add = [&](const std::shared_ptr<Stream>& other) {
     std::lock_guard<std::mutex> hold(other->lock);
     if (other->finished < other->submitted) waits.emplace_back(other, other->submitted);
@@ -152,6 +167,16 @@ CUresult submit(const std::shared_ptr<Stream>& stream, const char* kind, std::fu
   stream->submitted++;
   stream->work.notify_one();
   return kSuccess;
+}
+
+void hold_others(const std::shared_ptr<Stream>& stream) {
+  uint64_t ticket;
+  {
+    std::lock_guard<std::mutex> hold(stream->lock);
+    ticket = stream->submitted;
+  }
+  std::lock_guard<std::mutex> hold(barrier().lock);
+  barrier().until = {stream, ticket};
 }
 
 CUresult lost_or(CUresult otherwise) {

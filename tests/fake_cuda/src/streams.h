@@ -59,6 +59,9 @@ std::shared_ptr<Stream> legacy_stream();
 CUresult submit(CUstream handle, const char* kind, std::function<void()> work);
 CUresult submit(const std::shared_ptr<Stream>& stream, const char* kind, std::function<void()> work);
 
+// Whatever is submitted from now on, to any stream, waits for what this one was given until now.
+void hold_others(const std::shared_ptr<Stream>& stream);
+
 CUresult wait_for(const std::shared_ptr<Stream>& stream);
 CUresult wait_for_device();
 CUresult lost_or(CUresult otherwise);

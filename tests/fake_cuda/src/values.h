@@ -21,6 +21,7 @@
   X(queue_entries, 1020)           /* work a stream takes before its submitter waits */  \
   X(queue_holds_lock, 1)           /* that waiting keeps every other submitter out */    \
   X(lazy_loading, 0)               /* the first launch of a kernel waits for the device */ \
+  X(first_run_holds, 0)            /* the first launch of a kernel, until it ran, holds up all later work */ \
   X(fault_ns, 0)                   /* each fault service takes this */                   \
   X(fault_ring, 65536)             /* faults kept for fake_next_fault */                 \
   X(prefetch_call_ns, 0)           /* a prefetch call keeps its caller this long, ... */ \
