@@ -97,7 +97,7 @@ cdef class Player:
                 self.stream = stream
                 self.times[seq % TIMES] = <uint64_t>(times[kernel] * self.scale)
                 deepum_store(&self.submitted, seq)
-                self.feed.submit(stream, seq)
+                self.feed.submit(stream, seq, True)
                 while seq > ahead and deepum_load(&self.feed.opened) < seq - ahead:
                     deepum_sleep(20000)
                 next_at = max(next_at, deepum_now()) + <uint64_t>(host_ns * self.scale)

@@ -151,7 +151,7 @@ cdef class Conductor:
 
     cdef int round(self) except -1 nogil:
         # One look at everything. Tells whether there was anything to do.
-        cdef bint busy = False
+        cdef bint busy = False, fits
         self.hear_of_completions(self.feed.finished(), &busy)
         if self.engine.allow_invalidate and deepum_load32(&self.feed.blind):
             # What still runs is not known any more, so nothing may be dropped.
@@ -160,12 +160,10 @@ cdef class Conductor:
             self.progress = deepum_now()
             busy = True
         self.listen(&busy)
+        fits = not self.alone and self.engine.mem.managed <= self.engine.mem.budget
+        self.see_to_marks(fits)
         if self.gated or self.strict:
-            deepum_store32(
-                &self.feed.gating,
-                self.alone or self.engine.mem.managed > self.engine.mem.budget)
-        self.see_to_marks(
-            not self.alone and self.engine.mem.managed <= self.engine.mem.budget)
+            deepum_store32(&self.feed.gating, not fits)
         self.engine.pump()
         if self.engine.command_count:
             self.dispatch()
@@ -191,7 +189,7 @@ cdef class Conductor:
         # While all memory is on the device, most launches go without a mark; in a record all count.
         cdef uint64_t submitted = deepum_load(&self.feed.submitted)
         rarely = rarely and self.marks is None
-        deepum_store32(&self.feed.rarely, rarely)
+        self.feed.let_mark_rarely(rarely)
         if submitted != self.submitted:
             self.submitted = submitted
             self.paused = self.now
@@ -202,6 +200,7 @@ cdef class Conductor:
         # Whether the event says that a step ends: the engine does not hear of that.
         if event.type != STEP_EVENT:
             return False
+        self.paused = 0            # its last launch is worth a mark
         if self.steps.mark(self.engine.launched) and self.marks is not None:
             self.note_step(self.engine.launched)
         return True

@@ -106,6 +106,7 @@ cdef class Feed:
     ) noexcept nogil
     cdef uint64_t submit(self, uint32_t slot, uint64_t seq, bint surely) noexcept nogil
     cdef uint64_t owe(self, uint32_t slot) noexcept nogil
+    cdef void let_mark_rarely(self, bint on) noexcept nogil
     cdef void ask(self) noexcept nogil
     cdef void capture(self, const uint64_t* pointers, uint32_t count) noexcept nogil
     cdef void block(self, int more) noexcept nogil

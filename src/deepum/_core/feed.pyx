@@ -185,12 +185,22 @@ cdef class Feed:
         # Returns what a stream is to write now since it was not told to; 0: nothing.
         cdef Stream* s = &self.streams[slot]
         cdef uint64_t done = 0
+        if deepum_load(&s.skipped) <= deepum_load(&s.marked):
+            return 0
         pthread_mutex_lock(&self.lock)
         if s.skipped > s.marked:
             done = s.skipped
             deepum_store(&s.marked, done)
         pthread_mutex_unlock(&self.lock)
         return done
+
+    cdef void let_mark_rarely(self, bint on) noexcept nogil:
+        # Whether most launches go without a mark; never where they have gates that may be closed.
+        if on == deepum_load32(&self.rarely):
+            return
+        pthread_mutex_lock(&self.lock)
+        deepum_store32(&self.rarely, on and (self.free_run or not self.exact))
+        pthread_mutex_unlock(&self.lock)
 
     cdef void ask(self) noexcept nogil:
         # For the listener: let streams write how far they have come.
@@ -327,6 +337,7 @@ cdef class Feed:
             # From now on there is memory that is not on the device: launches wait for theirs.
             deepum_store(&self.held_from, self.submitted)
             deepum_store32(&self.free_run, 0)
+            deepum_store32(&self.rarely, 0)
         self.say(DEEPUM_EVENT_MANAGE, address, size, DEEPUM_MANAGE_RESIDENT if resident else 0)
         pthread_mutex_unlock(&self.lock)
         return 0
@@ -493,7 +504,7 @@ cdef class Feed:
 
     def mark_rarely(self, bint on):
         """Let most launches go without a mark, or none."""
-        deepum_store32(&self.rarely, on)
+        self.let_mark_rarely(on)
 
     def owed(self, uint32_t slot):
         """Return what a stream is to write now since it was not told to; 0: nothing."""

@@ -87,15 +87,21 @@ cdef class Steps:
         return True
 
     cdef void complete(self, uint64_t seq, uint64_t now) noexcept nogil:
-        # Launches up to this one have finished.
-        while self.head != self.tail and self.pending[self.head % PENDING] <= seq:
+        # Launches up to this one have finished. Steps that are seen to end at once share the time.
+        cdef uint64_t ends = self.head, each
+        while ends != self.tail and self.pending[ends % PENDING] <= seq:
+            ends += 1
+        if ends == self.head:
+            return
+        if not self.began:
+            self.began = now       # the end of what was no step
             self.head += 1
-            if not self.began:
-                self.began = now   # the end of what was no step
-                continue
-            deepum_store(&self.times[self.ended % KEPT], now - self.began)
+        each = (now - self.began) // max(<uint64_t>1, ends - self.head)
+        while self.head != ends:
+            self.head += 1
+            deepum_store(&self.times[self.ended % KEPT], each)
             deepum_store(&self.ended, self.ended + 1)
-            self.began = now
+        self.began = now
 
     @property
     def count(self):
