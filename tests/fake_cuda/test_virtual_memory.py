@@ -348,6 +348,7 @@ def test_any_mix_of_maps_shows_what_a_dictionary_does(driver: Driver) -> None:
             elif what == "u":
                 whole = [s for s in mapped if slot <= s and s + sizes[mapped[s]] <= slot + size]
                 fits = sum(sizes[mapped[s]] for s in whole) == size
+                driver.sync()  # what is being filled must not be unmapped
                 assert driver.raw("cuMemUnmap", address, size * CHUNK) == (0 if fits else INVALID)
                 if fits:
                     mapped = {s: frame for s, frame in mapped.items() if s not in whole}
