@@ -3,7 +3,7 @@
 
 import pytest
 from tests.fake_cuda.harness import on_fake
-from tests.fake_cuda.steer import PAGE, Driver
+from tests.fake_cuda.steer import PAGE, Driver, wait_until
 
 from .live import BUDGET, CARD, LAYERS, WORDS, session
 from .stand_in import BLOCK, SEGMENT, Program, training
@@ -118,6 +118,25 @@ def test_a_graph_keeps_what_it_was_captured_with(driver: Driver) -> None:
                 program.drop(others.pop())
             driver.call("cuGraphLaunch", launchable, program.stream)
             program.tensors[total][1][:] += 10
+        program.check_all()
+
+
+@on_fake(memory_bytes=CARD)
+def test_moves_do_not_spoil_a_capture(driver: Driver) -> None:
+    from ctypes import byref, c_int, c_void_p
+
+    with session(driver, "chained") as (backend, machine):
+        program, other, graph = Program(machine), Program(machine, 1), c_void_p()
+        tensors = [program.new(WORDS, k) for k in range(80)]
+        driver.delay("exec:prefetch", 5_000_000)
+        for k in range(10):
+            program.axpy(tensors[k], tensors[k + 1], 3)
+        driver.call("cuStreamBeginCapture_v2", other.stream, c_int(0))  # no thread may wait
+        moved = backend.stats["bytes_in"] + backend.stats["bytes_out"]
+        other.launch("nothing", 1)
+        program.axpy(tensors[40], tensors[41], 3)
+        wait_until(lambda: backend.stats["bytes_in"] + backend.stats["bytes_out"] > moved)
+        driver.call("cuStreamEndCapture", other.stream, byref(graph))
         program.check_all()
 
 

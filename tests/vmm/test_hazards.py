@@ -8,7 +8,7 @@ from ctypes import c_uint
 import numpy as np
 import pytest
 from tests.fake_cuda.harness import on_fake
-from tests.fake_cuda.steer import CudaError, Driver, Many
+from tests.fake_cuda.steer import CudaError, Driver, Many, wait_until
 from tests.managed.stand_in import OutOfMemoryError, Program, training
 
 from .live import BUDGET, CARD, OPTIONS, WORDS, machine_for, session
@@ -216,6 +216,24 @@ def test_a_captured_graph_finds_its_memory_when_it_runs(driver: Driver) -> None:
             first = False
             for other in others:
                 program.drop(other)
+        program.check_all()
+
+
+@on_fake(memory_bytes=CARD, timeout=60)
+def test_moves_do_not_spoil_a_capture(driver: Driver) -> None:
+    with session(driver) as (backend, machine):
+        program, other = Program(machine), Program(machine, 1)
+        tensors = crowd(program, 30)
+        driver.delay("exec:copy_end", 5 * MS)
+        program.axpy(tensors[0], tensors[1], 3)
+        program.axpy(tensors[10], tensors[11], 3)
+        moved = backend.stats["bytes_in"]
+        driver.call("cuStreamBeginCapture_v2", other.stream, c_uint(0))  # no thread may wait
+        other.launch("nothing", 1)
+        program.axpy(tensors[20], tensors[21], 3)
+        wait_until(lambda: backend.stats["bytes_in"] > moved)
+        graph = ctypes.c_void_p()
+        driver.call("cuStreamEndCapture", other.stream, ctypes.byref(graph))
         program.check_all()
 
 

@@ -13,6 +13,7 @@ to its mark first, and wait while the conductor asks.
 from cuda.bindings cimport cydriver
 from libc.stdint cimport uint32_t, uint64_t
 
+from deepum._core.cuda_thread cimport join_context
 from deepum._core.feed cimport (
     Feed, deepum_add, deepum_load, deepum_load32, deepum_store32, enter_driver, leave_driver,
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
@@ -82,7 +83,7 @@ cdef class Completions:
         enter_driver()
         pthread_mutex_lock(&self.lock)
         # Not into a stream that is being captured.
-        if not self.feed.capturing and not cydriver.cuCtxSetCurrent(self.context):
+        if not self.feed.capturing and not join_context(self.context):
             for slot in range(deepum_load32(&self.feed.stream_count)):
                 self.follow(slot, self.feed.owe(slot))
         pthread_mutex_unlock(&self.lock)

@@ -19,6 +19,7 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
 from deepum._core.conductor cimport Mover
+from deepum._core.cuda_thread cimport join_context
 from deepum._core.engine cimport HURRY_COMMAND, Engine
 from deepum._core.exec_table cimport NONE
 from deepum._core.feed cimport (
@@ -362,7 +363,7 @@ cdef class CudaMover(Mover):
             where.id = self.device
         with nogil:
             enter_driver()
-            self.check(cydriver.cuCtxSetCurrent(self.context))
+            self.check(join_context(self.context))
             self.check(cydriver.cuStreamCreate(&stream, cydriver.CU_STREAM_NON_BLOCKING))
             while self.take(OUT if out else IN_DEMAND, OUT if out else IN_AHEAD, &command):
                 self.dawdle()
@@ -405,7 +406,7 @@ cdef class CudaMover(Mover):
         cdef int count, i, status
         with nogil:
             enter_driver()
-            self.check(cydriver.cuCtxSetCurrent(self.context))
+            self.check(join_context(self.context))
             self.check(cydriver.cuStreamCreate(&stream, cydriver.CU_STREAM_NON_BLOCKING))
             while self.take(DROP, DROP, &command):
                 at = 0

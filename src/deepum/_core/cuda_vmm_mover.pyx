@@ -26,6 +26,7 @@ from libc.string cimport memset
 from deepum._core.chunk_map cimport (
     AWAY, DOOMED, ENTERING, LEAVING, MAPPED, UNMAPPING, Chunk, blocks_of,
 )
+from deepum._core.cuda_thread cimport join_context
 from deepum._core.cuda_vmm cimport LATER, VmmMemory
 from deepum._core.engine cimport HURRY_COMMAND, Engine
 from deepum._core.exec_table cimport NONE
@@ -422,7 +423,7 @@ cdef class VmmMover(ExactMover):
             if tries:
                 deepum_sleep(1000000)
             tries += 1
-            status = cydriver.cuCtxSetCurrent(self.memory.context)
+            status = join_context(self.memory.context)
             if not status:
                 status = cydriver.cuStreamCreate(stream, cydriver.CU_STREAM_NON_BLOCKING)
             for i in range(DEEP):
@@ -758,10 +759,10 @@ cdef class VmmMover(ExactMover):
         cdef bint due
         with nogil:
             enter_driver()
-            status = cydriver.cuCtxSetCurrent(self.memory.context)
+            status = join_context(self.memory.context)
             if status:
                 deepum_sleep(1000000)
-                status = cydriver.cuCtxSetCurrent(self.memory.context)
+                status = join_context(self.memory.context)
             if status:
                 self.give_up(b"a thread that moves memory cannot begin", status)
             while not self.over():
