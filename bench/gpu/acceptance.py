@@ -5,7 +5,8 @@
 
 GPT-2, BERT and a convolutional network with `cudnn.benchmark`, 20 steps each, at several
 oversubscription ratios, with random delays before each move. After each backward pass the loss and
-all gradients are hashed, and compared with those of a native run. Both runs of a point are in one
+all gradients are taken, the gradients as two sums over their bits that depend on where each bit
+is, and compared with those of a native run. Both runs of a point are in one
 process, the native one first: what `cudnn.benchmark` chose for a shape it then uses again; in two
 processes it may choose differently, and differ in the last bit by itself. A second native run
 before the session shows whether the program is reproducible at all.
@@ -16,10 +17,14 @@ from __future__ import annotations
 import hashlib
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import child
 import click
 import plan
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MODELS = ("gpt2-small", "bert-small", "resnet50")
 BATCH = {"gpt2-small": 2, "bert-small": 16, "resnet50": 16}
@@ -78,7 +83,7 @@ def main(models, ratios, policies, steps, delay_us, timeout, resume, only_plan, 
 
 
 def train(model_name: str, steps: int) -> list[dict]:
-    """Train from the same beginning; return the hashes of each step."""
+    """Train from the same beginning; return loss and gradients of each step, as text."""
     import torch
     from models import MODELS as BUILDERS
 
@@ -86,16 +91,34 @@ def train(model_name: str, steps: int) -> list[dict]:
     model, step = BUILDERS[model_name][0](BATCH.get(model_name, BUILDERS[model_name][1]))
     done = []
     for _ in range(steps):
-        gradients = hashlib.sha256()
+        sums: list[Tensor] = []
 
-        def look(into=gradients) -> None:
+        def look(into=sums) -> None:
             for parameter in model.parameters():
                 if parameter.grad is not None:
-                    into.update(parameter.grad.detach().float().cpu().numpy().tobytes())
+                    into += bit_sums(parameter.grad)
 
         loss = step(look).float().cpu().numpy().tobytes().hex()
-        done.append({"loss": loss, "gradients": gradients.hexdigest()})
+        gradients = hashlib.sha256(torch.stack(sums).cpu().numpy().tobytes()).hexdigest()
+        done.append({"loss": loss, "gradients": gradients})
     return done
+
+
+def bit_sums(tensor: Tensor) -> list[Tensor]:
+    """Return two sums, modulo 2**64, over the bits of a tensor of 32-bit values: on its device.
+
+    The first weighs all words alike, the second by their place. Taken in pieces, since their 64-bit
+    copies are larger than the tensor.
+    """
+    import torch
+
+    found = []
+    words = tensor.detach().contiguous().view(torch.int32).flatten()
+    for piece in words.split(1 << 22):
+        wide = piece.to(torch.int64)
+        weights = torch.arange(1, len(wide) + 1, device=wide.device)
+        found += [wide.sum(), (wide * weights).sum()]
+    return found
 
 
 def compare(task: dict) -> dict:

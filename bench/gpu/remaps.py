@@ -6,7 +6,9 @@
 Each call is timed by itself, 50 times for each size: with nothing else going on, and while two
 threads keep both directions of the bus busy: with copies that wait in a queue, and with copies to
 the host in bursts, each begun when the one before has ended, as a session makes them. Each frame is
-mapped twice, since a session's have an alias. Microseconds: the quartiles.
+mapped twice, since a session's have an alias. `--pieces` measures chunks made of frames of that
+size beside those of one frame: one call makes all of a chunk accessible, and one unmaps it.
+Microseconds: the quartiles.
 """
 
 from __future__ import annotations
@@ -79,15 +81,52 @@ class Traffic:
         call(cuda.cuStreamDestroy, stream)
 
 
-def measure(mib: int, rounds: int) -> dict[str, list[float]]:
-    """Return quartiles of what each call takes for one size, in microseconds."""
-    size = mib * MIB
+def properties() -> tuple[Any, Any]:
+    """Return what a frame is asked for with, and what makes a mapping accessible."""
     wanted = cuda.CUmemAllocationProp()
     wanted.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     wanted.location = place("device")
     access = cuda.CUmemAccessDesc()
     access.location = wanted.location
     access.flags = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    return wanted, access
+
+
+def quartiles(took: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Return those of each list."""
+    return {
+        what: [round(x, 1) for x in statistics.quantiles(times)] for what, times in took.items()
+    }
+
+
+def measure_pieces(mib: int, piece: int, rounds: int) -> dict[str, list[float]]:
+    """Return quartiles of what each call takes for a chunk of several frames, in microseconds."""
+    size, each = mib * MIB, piece * MIB
+    wanted, access = properties()
+    base = int(call(cuda.cuMemAddressReserve, size, 64 * MIB, 0, 0))
+    frames = [call(cuda.cuMemCreate, each, wanted, 0) for _ in range(size // each)]
+    took: dict[str, list[float]] = {"map all": [], "set access": [], "unmap": []}
+    for _ in range(rounds):
+        times = [time.perf_counter()]
+        for k, frame in enumerate(frames):
+            call(cuda.cuMemMap, base + k * each, each, 0, frame, 0)
+        times.append(time.perf_counter())
+        call(cuda.cuMemSetAccess, base, size, [access], 1)
+        times.append(time.perf_counter())
+        call(cuda.cuMemUnmap, base, size)
+        times.append(time.perf_counter())
+        for what, began, ended in zip(took, times, times[1:], strict=False):
+            took[what].append((ended - began) * 1e6)
+    for frame in frames:
+        call(cuda.cuMemRelease, frame)
+    call(cuda.cuMemAddressFree, base, size)
+    return quartiles(took)
+
+
+def measure(mib: int, rounds: int) -> dict[str, list[float]]:
+    """Return quartiles of what each call takes for one size, in microseconds."""
+    size = mib * MIB
+    wanted, access = properties()
     base = int(call(cuda.cuMemAddressReserve, 2 * size, 64 * MIB, 0, 0))
     took: dict[str, list[float]] = {}
 
@@ -107,9 +146,7 @@ def measure(mib: int, rounds: int) -> dict[str, list[float]]:
         timed("unmap the last", cuda.cuMemUnmap, base + size, size)
         timed("release", cuda.cuMemRelease, frame)
     call(cuda.cuMemAddressFree, base, 2 * size)
-    return {
-        what: [round(x, 1) for x in statistics.quantiles(times)] for what, times in took.items()
-    }
+    return quartiles(took)
 
 
 def main() -> None:
@@ -118,17 +155,26 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="MiB")
+    parser.add_argument("--pieces", type=int, help="MiB of each frame in chunks of several")
     given = parser.parse_args()
     call(cuda.cuInit, 0)
     context = call(cuda.cuDevicePrimaryCtxRetain, call(cuda.cuDeviceGet, 0))
     call(cuda.cuCtxSetCurrent, context)
     sizes = [int(size) for size in given.sizes.split(",")]
-    alone = {f"{mib} MiB": measure(mib, given.rounds) for mib in sizes}
-    result = {**head(), "unit": "us, quartiles", "alone": alone}
+
+    def all_sizes() -> dict[str, dict[str, list[float]]]:
+        found = {f"{mib} MiB": measure(mib, given.rounds) for mib in sizes}
+        for mib in sizes if given.pieces else ():
+            if mib > given.pieces:
+                name = f"{mib} MiB of {given.pieces} MiB frames"
+                found[name] = measure_pieces(mib, given.pieces, given.rounds)
+        return found
+
+    result = {**head(), "unit": "us, quartiles", "alone": all_sizes()}
     for name, bursts in (("beside copies", False), ("beside bursts", True)):
         traffic = Traffic(context, bursts)
         traffic.start()
-        result[name] = {f"{mib} MiB": measure(mib, given.rounds) for mib in sizes}
+        result[name] = all_sizes()
         rates = dict(zip(("in", "out"), traffic.stop(), strict=True))
         result[f"GB/s {name.removeprefix('beside ')}"] = rates
     text = json.dumps(result, indent=1)

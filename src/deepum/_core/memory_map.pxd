@@ -36,6 +36,7 @@ cdef class MemoryMap:
     cdef int unmanage(self, uint64_t address, uint64_t size) except -1 nogil
     cdef int activate(self, uint64_t start, uint64_t size) except -1 nogil
     cdef uint64_t deactivate(self, uint64_t start) noexcept nogil
+    cdef uint32_t past(self, const Row* row, uint64_t address) noexcept nogil
     cdef PtBlock find(self, uint64_t address) noexcept nogil
     cdef void want_drop(self, uint64_t number) noexcept nogil
     cdef Row* begin_drop(self, uint64_t number) noexcept nogil

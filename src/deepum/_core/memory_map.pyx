@@ -154,9 +154,7 @@ cdef class MemoryMap:
                     raise MemoryError()
             row.starts = <PtBlock*>memory
             row.capacity = capacity
-        place = row.count
-        while place and row.starts[place - 1].start > start:
-            place -= 1
+        place = self.past(row, start)
         memmove(&row.starts[place + 1], &row.starts[place],
                 (row.count - place) * sizeof(PtBlock))
         row.starts[place].start = start
@@ -181,11 +179,10 @@ cdef class MemoryMap:
         cdef uint64_t size, at, end, stop
         if row == NULL:
             return 0
-        place = 0
-        while place < row.count and row.starts[place].start != start:
-            place += 1
-        if place == row.count:
+        place = self.past(row, start)
+        if place == 0 or row.starts[place - 1].start != start:
             return 0
+        place -= 1
         size = row.starts[place].size
         row.count -= 1
         memmove(&row.starts[place], &row.starts[place + 1],
@@ -201,28 +198,32 @@ cdef class MemoryMap:
             at = stop
         return size
 
-    cdef PtBlock find(self, uint64_t address) noexcept nogil:
-        # The active PT block that the address lies in; size 0 if there is none.
-        cdef PtBlock none
-        cdef Row* row
-        cdef uint32_t low, high, middle
-        none.start = none.size = 0
-        if address < self.low or address >= self.high:
-            return none
-        row = self.row(address >> DEEPUM_BLOCK_SHIFT)
-        if row == NULL:
-            return none
-        low = 0
-        high = row.count
+    cdef uint32_t past(self, const Row* row, uint64_t address) noexcept nogil:
+        # How many of the PT blocks that begin in a row begin at the address or before it.
+        cdef uint32_t low = 0, high = row.count, middle
         while low < high:
             middle = (low + high) >> 1
             if row.starts[middle].start <= address:
                 low = middle + 1
             else:
                 high = middle
-        if low:
-            if address - row.starts[low - 1].start < row.starts[low - 1].size:
-                return row.starts[low - 1]
+        return low
+
+    cdef PtBlock find(self, uint64_t address) noexcept nogil:
+        # The active PT block that the address lies in; size 0 if there is none.
+        cdef PtBlock none
+        cdef Row* row
+        cdef uint32_t place
+        none.start = none.size = 0
+        if address < self.low or address >= self.high:
+            return none
+        row = self.row(address >> DEEPUM_BLOCK_SHIFT)
+        if row == NULL:
+            return none
+        place = self.past(row, address)
+        if place:
+            if address - row.starts[place - 1].start < row.starts[place - 1].size:
+                return row.starts[place - 1]
             return none
         if row.covering.size and address - row.covering.start < row.covering.size:
             return row.covering
