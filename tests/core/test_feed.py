@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far streams have come, when several threads submit to one at once, marked always or rarely."""
+"""How far streams have come, several threads submitting to one, marked always or rarely."""
 
 from collections import deque
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams write how far they have come: each launch where memory moves, rarely where all is there."""
+"""Streams write how far they have come: at each launch where memory moves, else rarely."""
 
 import ctypes
 import tempfile

@@ -8,7 +8,7 @@ from deepum._core.feed cimport Feed, pthread_mutex_t
 
 cdef class Completions:
     cdef Feed feed
-    cdef pthread_mutex_t lock      # one thread asks, and no stream is destroyed or captured meanwhile
+    cdef pthread_mutex_t lock      # while one thread asks no stream is destroyed or captured
     cdef cydriver.CUcontext context
     cdef uint64_t words            # device address: finished launches by stream
     cdef readonly uint64_t failed  # that could not be asked for

@@ -9,9 +9,10 @@ copied, since that frees frames at once.
 
 DESIGN: what copies to the host is, on an H200, also what makes a mapping accessible
 (cuMemSetAccess): that waits for its turn. For each frame it takes 38 us alone and 1 ms while copies
-are queued (bench/results/h200-remaps.json), whatever its size, and meanwhile no other thread can
-begin a copy. Where there is a pause behind a copy it waits for that one alone. So copies out go in bursts
-of `BURST`, each begun when the one before has ended. Copies in are queued: they disturb nobody.
+are queued, whatever its size (bench/results/h200-remaps.json), and meanwhile no other thread can
+begin a copy. Where there is a pause behind a copy it waits for that one alone. So copies out go in
+bursts of `BURST`, each begun when the one before has ended. Copies in are queued: they disturb
+nobody.
 
 The conductor's side changes a chunk's state when it hands a command over, so that the commands of
 one chunk take effect in order, whichever threads carry them out.
