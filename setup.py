@@ -23,7 +23,7 @@ HEADERS = Path("kmod/include")
 COVERAGE = os.environ.get("DEEPUM_COVERAGE", "0") not in ("", "0")
 DEBUG = os.environ.get("DEEPUM_DEBUG", "0") not in ("", "0")
 # These need POSIX threads, userfaultfd or the kernel module.
-LINUX_ONLY = {"deferred", "kmod", "live", "uffd"}
+LINUX_ONLY = {"deferred", "host_slabs", "kmod", "live", "uffd"}
 # Tracing takes the GIL, which a thread that waits for a page may hold: never where faults are
 # served. For the same reason no live backend runs in a traced build.
 UNTRACED = LINUX_ONLY | {

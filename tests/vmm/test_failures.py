@@ -30,7 +30,7 @@ SESSION_ONLY = (
     "cuEventQuery",
     "cuStreamWaitValue32",
     "cuStreamWriteValue32",
-    "cuMemHostAlloc",
+    "cuMemHostRegister",
     "cuFuncGetName",
     "cuFuncGetParamInfo",
     "cuFuncLoad",

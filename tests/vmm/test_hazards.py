@@ -186,12 +186,39 @@ def test_the_host_gives_less_than_it_seemed_to_have(driver: Driver) -> None:
     backend = VmmBackend(memory_limit=BUDGET, options=OPTIONS)
     backend.start()
     driver.fail("cuMemHostAlloc", 1, 2, 1 << 40)
+    driver.fail("cuMemHostRegister", 1, 2, 1 << 40)
     program = Program(machine)
     with pytest.raises(CudaError):
         crowd(program)
         program.check_all()
     backend.stop()
     assert "raise host_limit" in backend.refused
+
+
+@on_fake(memory_bytes=CARD, timeout=60)
+def test_the_driver_pins_where_memory_cannot_be_registered(driver: Driver) -> None:
+    with session(driver) as (backend, machine):
+        driver.fail("cuMemHostRegister", 1, 801, 1 << 40)
+        program = Program(machine)
+        crowd(program)
+        program.check_all()
+        assert driver.calls("cuMemHostAlloc") > 0
+        assert backend.stats["pinned_bytes"] > 0
+
+
+@on_fake(memory_bytes=CARD, timeout=60)
+def test_host_memory_goes_back_when_the_session_ends(driver: Driver) -> None:
+    with session(driver) as (backend, machine):
+        program = Program(machine)
+        crowd(program)
+        assert driver.calls("cuMemHostRegister") > 0
+        program.check_all()
+        for tensor in list(program.tensors):
+            program.drop(tensor)
+        slabs = backend.memory.slabs
+        assert slabs.counts[1] * slabs.size == backend.stats["pinned_bytes"] > 0
+    assert slabs.counts == (0, 0)
+    assert not [t for t in threading.enumerate() if t.name.startswith("deepum")]
 
 
 @on_fake(memory_bytes=CARD, timeout=60)

@@ -295,7 +295,7 @@ cdef class Launches:
         self.completions = Completions(feed)
         pthread_mutex_init(&self.lock, NULL)
         self.ahead = RUN_AHEAD
-        self.mask = 4095
+        self.mask = 1023
         self.functions = <Function*>calloc(self.mask + 1, sizeof(Function))
         if self.functions == NULL:
             raise MemoryError()
@@ -402,11 +402,28 @@ cdef class Launches:
     cdef void keep(self, const Function* f) noexcept nogil:
         cdef uint32_t place
         pthread_mutex_lock(&self.lock)
+        if self.known * 2 >= self.mask:
+            self.grow()
         place = self.place_of(f.handle)
-        if self.functions[place].handle == NULL and self.known * 2 < self.mask:
+        if self.functions[place].handle == NULL and self.known < self.mask:
             self.functions[place] = f[0]
             self.known += 1
         pthread_mutex_unlock(&self.lock)
+
+    cdef void grow(self) noexcept nogil:
+        # With the lock held. Without memory for more, functions that are not kept are learnt anew
+        # at each launch.
+        cdef Function* old = self.functions
+        cdef uint32_t size = self.mask + 1, i
+        cdef Function* more = <Function*>calloc(2 * size, sizeof(Function))
+        if more == NULL:
+            return
+        self.functions = more
+        self.mask = 2 * size - 1
+        for i in range(size):
+            if old[i].handle != NULL:
+                self.functions[self.place_of(old[i].handle)] = old[i]
+        free(old)
 
     cdef uint32_t place_of(self, void* handle) noexcept nogil:
         # Where a function is, or would be. Called with the lock held.

@@ -7,6 +7,7 @@ from deepum._core.chunk_map cimport Chunk, ChunkMap
 from deepum._core.feed cimport Feed, pthread_mutex_t
 from deepum._core.frame_pool cimport CLASSES, FramePool
 from deepum._core.host_pool cimport HostPool
+from deepum._core.host_slabs cimport HostSlabs
 
 # What a request for a frame may come back with, beside the driver's errors.
 cdef enum:
@@ -18,6 +19,7 @@ cdef class VmmMemory:
     cdef ChunkMap map
     cdef FramePool frames
     cdef HostPool hosts
+    cdef readonly HostSlabs slabs          # what they are made of
     cdef pthread_mutex_t lock      # all of these, and every chunk's state
     cdef pthread_mutex_t pinning   # held while a slab is pinned
     cdef pthread_mutex_t placing   # held while a segment is made
@@ -52,6 +54,8 @@ cdef class VmmMemory:
     cdef uint32_t host_place(self, uint32_t size) noexcept nogil
     cdef uint64_t host_address(self, uint32_t place) noexcept nogil
     cdef bint pin_slab(self) noexcept nogil
+    cdef uint64_t pinned_slab(self, bint* registered) noexcept nogil
+    cdef void free_slab(self, uint64_t address, bint registered) noexcept nogil
     cdef bint wants_slab(self, uint64_t need) noexcept nogil
     cdef void make_host_room(self, uint64_t blocks) noexcept nogil
     cdef void forget_host(self, Chunk* chunk) noexcept nogil

@@ -26,6 +26,7 @@ from deepum._core.frame_pool cimport (
     frame_class, frame_place,
 )
 from deepum._core.host_pool cimport NO_ROOM, SLAB_BLOCKS, HostPool
+from deepum._core.host_slabs cimport HostSlabs
 from deepum._core.memory_map cimport Row
 
 from deepum.errors import BackendError, DeepUMError
@@ -33,6 +34,7 @@ from deepum.errors import BackendError, DeepUMError
 cdef uint64_t BLOCK = 1 << 21
 cdef uint64_t LARGEST = 64             # blocks: what addresses are aligned to
 cdef int TRIES = 4                     # of a call that fails
+cdef uint64_t AHEAD = 8                # slabs that are made before they are needed
 
 cdef VmmMemory _memory = None          # the process's
 
@@ -96,6 +98,7 @@ cdef class VmmMemory:
         self.access.location = self.on_device.location
         self.access.flags = cydriver.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         self.hosts = HostPool(0)
+        self.slabs = HostSlabs(SLAB_BLOCKS * BLOCK)
 
     def begin(
         self, uint64_t context, uint64_t budget, uint64_t host, uint64_t allowed, uint32_t chunk
@@ -244,6 +247,7 @@ cdef class VmmMemory:
         # Give back what nothing is in, while no session needs it.
         cdef uint32_t frame
         cdef uint64_t slab = 1
+        cdef bint registered = False
         enter_driver()
         while True:
             pthread_mutex_lock(&self.lock)
@@ -257,10 +261,10 @@ cdef class VmmMemory:
             self.alias_span = 0
         while slab:                # not with the lock held: the driver waits for the device
             pthread_mutex_lock(&self.lock)
-            slab = self.hosts.remove()
+            slab = self.hosts.remove(&registered)
             pthread_mutex_unlock(&self.lock)
             if slab:
-                cydriver.cuMemFreeHost(<void*>slab)
+                self.free_slab(slab, registered)
         leave_driver()
 
     cdef int map_chunk(self, Chunk* chunk, uint64_t handle) noexcept nogil:
@@ -308,27 +312,45 @@ cdef class VmmMemory:
         return address
 
     cdef bint pin_slab(self) noexcept nogil:
-        cdef void* memory = NULL
-        cdef bint grows
-        cdef int status
+        cdef uint64_t slab = 0
+        cdef bint grows, registered = False
         pthread_mutex_lock(&self.pinning)
         pthread_mutex_lock(&self.lock)
         grows = self.hosts.may_grow()
         pthread_mutex_unlock(&self.lock)
         if grows:
-            status = cydriver.cuMemHostAlloc(
-                &memory, SLAB_BLOCKS * BLOCK, cydriver.CU_MEMHOSTALLOC_PORTABLE)
-            if status:             # it may be a matter of a moment
+            slab = self.pinned_slab(&registered)
+            if not slab:           # it may be a matter of a moment
                 deepum_sleep(1000000)
-                status = cydriver.cuMemHostAlloc(
-                    &memory, SLAB_BLOCKS * BLOCK, cydriver.CU_MEMHOSTALLOC_PORTABLE)
-            grows = not status
+                slab = self.pinned_slab(&registered)
+            grows = slab != 0
         if grows:
             pthread_mutex_lock(&self.lock)
-            grows = self.hosts.add(<uint64_t>memory)
+            grows = self.hosts.add(slab, registered)
             pthread_mutex_unlock(&self.lock)
+            if not grows:
+                self.free_slab(slab, registered)
         pthread_mutex_unlock(&self.pinning)
         return grows
+
+    cdef uint64_t pinned_slab(self, bint* registered) noexcept nogil:
+        # Memory whose pages are there already is pinned fastest. Not every system allows that.
+        cdef uint64_t address = self.slabs.take()
+        cdef void* memory = NULL
+        registered[0] = address != 0 and not cydriver.cuMemHostRegister(
+            <void*>address, self.slabs.size, cydriver.CU_MEMHOSTREGISTER_PORTABLE)
+        if registered[0]:
+            return address
+        if address:
+            self.slabs.give(address)
+        cydriver.cuMemHostAlloc(&memory, self.slabs.size, cydriver.CU_MEMHOSTALLOC_PORTABLE)
+        return <uint64_t>memory
+
+    cdef void free_slab(self, uint64_t address, bint registered) noexcept nogil:
+        if not registered:
+            cydriver.cuMemFreeHost(<void*>address)
+        elif not cydriver.cuMemHostUnregister(<void*>address):
+            self.slabs.give(address)       # else the device may still use it
 
     cdef void make_host_room(self, uint64_t blocks) noexcept nogil:
         # Pin what a segment more may need. The driver may wait for the device to do that, so it is
@@ -340,6 +362,7 @@ cdef class VmmMemory:
         need += need // 16 + self.frames.budget // 8 + 4 * self.map.largest
         if not self.wants_slab(need):
             return
+        self.slabs.want(min(need // SLAB_BLOCKS + 1 + AHEAD, self.hosts.limit // SLAB_BLOCKS))
         self.feed.block(1)
         self.feed.settle()
         while self.wants_slab(need) and self.pin_slab():

@@ -10,6 +10,7 @@ cdef enum:
 
 cdef struct Slab:
     uint64_t address
+    bint registered        # memory of ours, pinned where it lay
     uint8_t longest[2 * SLAB_BLOCKS]       # a heap: class + 1 of the largest free run below, or 0
 
 
@@ -23,6 +24,6 @@ cdef class HostPool:
     cdef uint32_t take(self, uint32_t size) noexcept nogil
     cdef void give(self, uint32_t place, uint32_t size) noexcept nogil
     cdef bint may_grow(self) noexcept nogil
-    cdef bint add(self, uint64_t address) noexcept nogil
-    cdef uint64_t remove(self) noexcept nogil
+    cdef bint add(self, uint64_t address, bint registered) noexcept nogil
+    cdef uint64_t remove(self, bint* registered) noexcept nogil
     cdef uint64_t address(self, uint32_t place) noexcept nogil

@@ -34,7 +34,7 @@ cdef class HostPool:
     cdef bint may_grow(self) noexcept nogil:
         return (<uint64_t>self.count + 1) * SLAB_BLOCKS <= self.limit
 
-    cdef bint add(self, uint64_t address) noexcept nogil:
+    cdef bint add(self, uint64_t address, bint registered) noexcept nogil:
         # A slab more. False for want of memory.
         cdef uint32_t capacity, level, i
         cdef void* memory
@@ -50,6 +50,7 @@ cdef class HostPool:
         if slab == NULL:
             return False
         slab.address = address
+        slab.registered = registered
         i = 1
         for level in range(SLAB_BITS + 1):
             while i < <uint32_t>2 << level:
@@ -101,13 +102,14 @@ cdef class HostPool:
                 slab.longest[i] = max(slab.longest[2 * i], slab.longest[2 * i + 1])
         self.used -= <uint64_t>1 << size
 
-    cdef uint64_t remove(self) noexcept nogil:
+    cdef uint64_t remove(self, bint* registered) noexcept nogil:
         # Let go of a slab, if no place is taken in any; its address, or 0.
         cdef uint64_t address
         if self.used or not self.count:
             return 0
         self.count -= 1
         address = self.slabs[self.count].address
+        registered[0] = self.slabs[self.count].registered
         free(self.slabs[self.count])
         return address
 
@@ -128,11 +130,12 @@ cdef class HostPool:
 
     def add_slab(self, uint64_t address):
         """Add a slab if the limit allows; tell whether it did."""
-        return bool(self.may_grow() and self.add(address))
+        return bool(self.may_grow() and self.add(address, False))
 
     def remove_slab(self):
         """Let go of a slab if no place is taken; return its address, or 0."""
-        return self.remove()
+        cdef bint registered = False
+        return self.remove(&registered)
 
     def address_of(self, uint32_t place):
         """Return the address of a run."""

@@ -29,6 +29,8 @@ before their memory is there, at most 300: the driver takes no more behind a clo
 
 HOST_SHARE = 0.9
 """How much of the host's available memory may be pinned, unless `host_limit` says."""
+SLAB_THREADS = 4
+"""Threads that make host memory ahead of the need."""
 FINISH_S = 60.0
 """How long a session that ends waits for what runs."""
 _BLOCK = 2 << 20
@@ -120,11 +122,15 @@ class VmmBackend(GpuBackend):
         self._threads.start("in", lambda: self.mover.run(False))
         self._threads.start("out", lambda: self.mover.run(True))
         self._threads.start("drop", self.mover.run_drops)
+        self.memory.slabs.begin()
+        for number in range(SLAB_THREADS):
+            self._threads.start(f"host-{number}", self.memory.slabs.run)
 
     def _hand_back(self, lost: bool) -> None:
         ended = not lost and not self.conductor.failure and self.conductor.finish(FINISH_S)
         self.conductor.stop()
         self.mover.stop()
+        self.memory.slabs.end()
         self._threads.join()
         left = self.memory.bring_back() if ended else 0
         self.conductor.release()
