@@ -2,7 +2,6 @@
 """Host memory that is made before it is needed."""
 
 import ctypes
-import os
 import subprocess
 import sys
 import threading
@@ -38,13 +37,23 @@ def test_a_slab_is_there_and_aligned_and_goes_when_it_is_given_back() -> None:
 
 
 def test_a_child_has_no_part_in_it() -> None:
-    slabs = HostSlabs(2 * MIB)
-    address = slabs.get()
-    child = os.fork()
-    if not child:
-        os._exit(0 if resident(address, 2 * MIB) == -1 else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    slabs.put(address)
+    code = """
+import ctypes, os
+from deepum._core.host_slabs import HostSlabs
+slabs = HostSlabs(2 << 20)
+address = slabs.get()
+page = ctypes.c_ubyte()
+def there():
+    where = ctypes.c_void_p(address), ctypes.c_size_t(4096), ctypes.byref(page)
+    return not ctypes.CDLL(None).mincore(*where)
+assert there()
+child = os.fork()
+if not child:
+    os._exit(3 + there())
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "3\n"
 
 
 def test_threads_make_what_is_asked_for_and_no_more() -> None:
