@@ -14,7 +14,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
-enum { SUCCESS = 0, OUT_OF_MEMORY = 2, NOT_FOUND = 500, NOT_READY = 600 };
+enum { SUCCESS = 0, OUT_OF_MEMORY = 2, NOT_FOUND = 500, NOT_READY = 600, NOT_SUPPORTED = 801 };
 enum { CREATE, RELEASE, MAP, UNMAP, KINDS };
 
 static double scale = 1, rate_in = 55e9, rate_out = 55e9, rate_both = 101e9, copy_us = 4;
@@ -116,6 +116,7 @@ int cuGetProcAddress(const char *name, void **function, int version, uint64_t fl
 int cuDriverGetVersion(int *version) { *version = 13000; return SUCCESS; }
 int cuInit(unsigned flags) { return SUCCESS; }
 int cuCtxSetCurrent(void *context) { return SUCCESS; }
+int cuThreadExchangeStreamCaptureMode(int *mode) { return SUCCESS; }
 int cuCtxSynchronize(void) { return SUCCESS; }
 int cuStreamCreate(void **stream, unsigned flags) { *stream = calloc(1, sizeof(struct stream)); return SUCCESS; }
 int cuStreamDestroy_v2(void *stream) { return SUCCESS; }
@@ -158,3 +159,6 @@ int cuMemHostAlloc(void **memory, size_t size, unsigned flags)
 }
 
 int cuMemFreeHost(void *memory) { return SUCCESS; }
+// The host's memory is addresses alone.
+int cuMemHostRegister_v2(void *memory, size_t size, unsigned flags) { return NOT_SUPPORTED; }
+int cuMemHostUnregister(void *memory) { return NOT_SUPPORTED; }

@@ -19,7 +19,8 @@ cdef class VmmMemory:
     cdef ChunkMap map
     cdef FramePool frames
     cdef HostPool hosts
-    cdef readonly HostSlabs slabs          # what they are made of
+    cdef readonly HostSlabs slabs          # what they are made of ...
+    cdef uint32_t registers                # ... unless it cannot be pinned where it lies
     cdef pthread_mutex_t lock      # all of these, and every chunk's state
     cdef pthread_mutex_t pinning   # held while a slab is pinned
     cdef pthread_mutex_t placing   # held while a segment is made

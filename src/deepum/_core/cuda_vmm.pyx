@@ -18,8 +18,8 @@ from deepum._core.chunk_map cimport (
     AWAY, IN_HOST, MAPPED, Chunk, ChunkMap, blocks_of,
 )
 from deepum._core.feed cimport (
-    Feed, deepum_load, deepum_load32, deepum_sleep, deepum_store, enter_driver, leave_driver,
-    pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock,
+    Feed, deepum_load, deepum_load32, deepum_sleep, deepum_store, deepum_store32, enter_driver,
+    leave_driver, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock,
 )
 from deepum._core.frame_pool cimport (
     CLASSES, FRAME_BREAK, FRAME_MAKE, FRAME_TAKEN, NO_FRAME_AT_ALL, Answer, FramePool,
@@ -120,6 +120,7 @@ cdef class VmmMemory:
         self.wrong = NULL
         self.refused = 0
         self.allowed = allowed
+        deepum_store32(&self.registers, 1)
         self.hosts.limit = host // BLOCK
         if self.map is not None and self.map.largest != chunk:
             if self.feed.segment_count:
@@ -335,14 +336,16 @@ cdef class VmmMemory:
 
     cdef uint64_t pinned_slab(self, bint* registered) noexcept nogil:
         # Memory whose pages are there already is pinned fastest. Not every system allows that.
-        cdef uint64_t address = self.slabs.take()
+        cdef uint64_t address = self.slabs.take() if deepum_load32(&self.registers) else 0
         cdef void* memory = NULL
         registered[0] = address != 0 and not cydriver.cuMemHostRegister(
             <void*>address, self.slabs.size, cydriver.CU_MEMHOSTREGISTER_PORTABLE)
         if registered[0]:
             return address
         if address:
+            deepum_store32(&self.registers, 0)
             self.slabs.give(address)
+            self.slabs.give_up()
         cydriver.cuMemHostAlloc(&memory, self.slabs.size, cydriver.CU_MEMHOSTALLOC_PORTABLE)
         return <uint64_t>memory
 
@@ -362,7 +365,8 @@ cdef class VmmMemory:
         need += need // 16 + self.frames.budget // 8 + 4 * self.map.largest
         if not self.wants_slab(need):
             return
-        self.slabs.want(min(need // SLAB_BLOCKS + 1 + AHEAD, self.hosts.limit // SLAB_BLOCKS))
+        if deepum_load32(&self.registers):
+            self.slabs.want(min(need // SLAB_BLOCKS + 1 + AHEAD, self.hosts.limit // SLAB_BLOCKS))
         self.feed.block(1)
         self.feed.settle()
         while self.wants_slab(need) and self.pin_slab():

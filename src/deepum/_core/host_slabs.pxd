@@ -32,4 +32,5 @@ cdef class HostSlabs:
     cdef void give(self, uint64_t address) noexcept nogil
     cdef uint64_t populate(self) noexcept nogil
     cdef void unmap(self, uint64_t address) noexcept nogil
+    cdef void give_up(self) noexcept nogil
     cdef void clear(self) noexcept nogil

@@ -122,8 +122,14 @@ cdef class HostSlabs:
     cdef void unmap(self, uint64_t address) noexcept nogil:
         munmap(<void*>address, self.size)
 
+    cdef void give_up(self) noexcept nogil:
+        # What was made is of no use.
+        pthread_mutex_lock(&self.lock)
+        self.clear()
+        pthread_mutex_unlock(&self.lock)
+
     cdef void clear(self) noexcept nogil:
-        # Give up what lies ready, and want none.
+        # With the lock held: let go of what lies ready, and want none.
         cdef uint32_t i
         for i in range(self.ready_count):
             self.unmap(self.ready[i])
