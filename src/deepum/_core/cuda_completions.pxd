@@ -15,6 +15,8 @@ cdef class Completions:
 
     cdef void follow(self, uint32_t slot, uint64_t marked) noexcept nogil
     cdef void mark(self, uint32_t slot, uint64_t done) noexcept nogil
+    cdef void catch_up(self, uint32_t slot) noexcept nogil
+    cdef void catch_up_all(self) noexcept nogil
     cdef void ask(self) noexcept nogil
     cdef void begin_capture(self) noexcept nogil
     cdef void end_stream(self, uint64_t handle) noexcept nogil

@@ -4,10 +4,10 @@
 
 DESIGN: a mark keeps the kernels on both its sides apart, and costs the launching thread a call of
 the driver. Where memory moves, each launch is worth it. While all memory is on the device nothing
-waits for completions, and the feed leaves out most marks: what a small launch costs went from 2.1
-to 1.0 us (bench/results/h200-launch-cost.json). Where a stream then stops, the conductor asks for
-the last one. That is a call of the driver for a stream that is the program's: so the program's own
-calls that end or capture a stream see to its mark first, and wait while the conductor asks.
+waits for completions, and the feed leaves out most marks. Where a stream then stops, the conductor
+asks for the last one. That is a call of the driver for a stream that is the program's: so the
+program's own calls that end or capture a stream see to its mark first, and wait while the
+conductor asks.
 """
 
 from cuda.bindings cimport cydriver
@@ -77,24 +77,29 @@ cdef class Completions:
         deepum_add(&self.failed, 1)
         deepum_store32(&self.feed.blind, 1)
 
-    cdef void ask(self) noexcept nogil:
-        # For the conductor: let streams write what they were not told to.
+    cdef void catch_up(self, uint32_t slot) noexcept nogil:
+        # Let a stream write what it was not told to.
+        self.follow(slot, self.feed.owe(slot))
+
+    cdef void catch_up_all(self) noexcept nogil:
         cdef uint32_t slot
+        for slot in range(deepum_load32(&self.feed.stream_count)):
+            self.catch_up(slot)
+
+    cdef void ask(self) noexcept nogil:
+        # For the conductor.
         enter_driver()
         pthread_mutex_lock(&self.lock)
         # Not into a stream that is being captured.
         if not self.feed.capturing and not join_context(self.context):
-            for slot in range(deepum_load32(&self.feed.stream_count)):
-                self.follow(slot, self.feed.owe(slot))
+            self.catch_up_all()
         pthread_mutex_unlock(&self.lock)
         leave_driver()
 
     cdef void begin_capture(self) noexcept nogil:
-        cdef uint32_t slot
         pthread_mutex_lock(&self.lock)
         self.feed.capturing += 1       # from now on no launch goes without a mark
-        for slot in range(deepum_load32(&self.feed.stream_count)):
-            self.follow(slot, self.feed.owe(slot))
+        self.catch_up_all()
         pthread_mutex_unlock(&self.lock)
 
     cdef void end_stream(self, uint64_t handle) noexcept nogil:
@@ -103,7 +108,7 @@ cdef class Completions:
         pthread_mutex_lock(&self.lock)
         for slot in range(deepum_load32(&self.feed.stream_count)):
             if self.feed.streams[slot].handle == handle:
-                self.follow(slot, self.feed.owe(slot))
+                self.catch_up(slot)
         pthread_mutex_unlock(&self.lock)
 
 

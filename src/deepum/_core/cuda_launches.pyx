@@ -670,7 +670,7 @@ cdef void enter_launch(uint32_t id, const CallData* data) noexcept nogil:
             deepum_add(&_launches.impatient, 1)
     elif deepum_load(&_launches.feed.opened) < seq:
         # Behind the gate the mark of what came before it could keep the gate from opening.
-        _launches.completions.follow(slot, _launches.feed.owe(slot))
+        _launches.completions.catch_up(slot)
         if cydriver.cuStreamWaitValue32(
                 <cydriver.CUstream>stream, <cydriver.CUdeviceptr>_launches.flag, <uint32_t>seq,
                 cydriver.CU_STREAM_WAIT_VALUE_GEQ) and _launches.feed.exact:

@@ -24,22 +24,14 @@ from deepum._core.engine cimport HURRY_COMMAND, Engine
 from deepum._core.exec_table cimport NONE
 from deepum._core.feed cimport (
     Feed, deepum_add, deepum_load, deepum_now, deepum_sleep, enter_driver, leave_driver,
-    pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t,
-    pthread_mutex_unlock,
+    pthread_cond_broadcast, pthread_cond_destroy, pthread_cond_init, pthread_cond_t,
+    pthread_cond_wait, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock,
+    pthread_mutex_t, pthread_mutex_unlock,
 )
 from deepum._core.marks cimport MARK_DROP, MARK_IN, MARK_OUT, Marks
 from deepum._core.memory_map cimport Row
 from deepum._core.records cimport *
 from deepum._core.residency cimport INCOMING, LEAF_BITS, LEAF_BLOCKS, OUTGOING
-
-cdef extern from "atomics.h" nogil:
-    ctypedef struct pthread_cond_t:
-        pass
-    int pthread_cond_init(pthread_cond_t*, const void*)
-    int pthread_cond_destroy(pthread_cond_t*)
-    int pthread_cond_wait(pthread_cond_t*, pthread_mutex_t*)
-    int pthread_cond_signal(pthread_cond_t*)
-    int pthread_cond_broadcast(pthread_cond_t*)
 
 cdef enum:
     DROPS = 64             # blocks dropped by one call

@@ -33,22 +33,15 @@ from deepum._core.engine cimport HURRY_COMMAND, Engine
 from deepum._core.exec_table cimport NONE
 from deepum._core.feed cimport (
     Feed, deepum_add, deepum_load, deepum_load32, deepum_now, deepum_sleep, deepum_store,
-    deepum_store32, deepum_wake_sharply, enter_driver, leave_driver, pthread_mutex_lock,
-    pthread_mutex_t, pthread_mutex_unlock,
+    deepum_store32, deepum_wake_sharply, enter_driver, leave_driver, pthread_cond_broadcast,
+    pthread_cond_destroy, pthread_cond_init, pthread_cond_t, pthread_cond_wait,
+    pthread_mutex_lock, pthread_mutex_unlock,
 )
 from deepum._core.host_pool cimport NO_ROOM
 from deepum._core.marks cimport MARK_DROP, MARK_IN, MARK_OUT, Marks
 from deepum._core.records cimport *
 from deepum._core.residency cimport DIRTY, INCOMING, LEAF_BITS, LEAF_BLOCKS, OUTGOING, Block
 from deepum._core.vmm_conductor cimport ExactMover
-
-cdef extern from "atomics.h" nogil:
-    ctypedef struct pthread_cond_t:
-        pass
-    int pthread_cond_init(pthread_cond_t*, const void*)
-    int pthread_cond_destroy(pthread_cond_t*)
-    int pthread_cond_wait(pthread_cond_t*, pthread_mutex_t*)
-    int pthread_cond_broadcast(pthread_cond_t*)
 
 cdef enum:
     DEEP = 8               # chunks of one direction under way

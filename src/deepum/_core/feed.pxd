@@ -12,6 +12,12 @@ cdef extern from "atomics.h" nogil:
     int pthread_mutex_lock(pthread_mutex_t*)
     int pthread_mutex_unlock(pthread_mutex_t*)
     int pthread_mutex_destroy(pthread_mutex_t*)
+    ctypedef struct pthread_cond_t:
+        pass
+    int pthread_cond_init(pthread_cond_t*, const void*)
+    int pthread_cond_destroy(pthread_cond_t*)
+    int pthread_cond_wait(pthread_cond_t*, pthread_mutex_t*)
+    int pthread_cond_broadcast(pthread_cond_t*)
     uint64_t deepum_load(const uint64_t* at)
     void deepum_store(uint64_t* at, uint64_t value)
     uint32_t deepum_load32(const uint32_t* at)

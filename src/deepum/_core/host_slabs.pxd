@@ -2,15 +2,7 @@
 # cython: language_level=3
 from libc.stdint cimport uint32_t, uint64_t
 
-from deepum._core.feed cimport pthread_mutex_t
-
-cdef extern from "atomics.h" nogil:
-    ctypedef struct pthread_cond_t:
-        pass
-    int pthread_cond_init(pthread_cond_t*, const void*)
-    int pthread_cond_destroy(pthread_cond_t*)
-    int pthread_cond_wait(pthread_cond_t*, pthread_mutex_t*)
-    int pthread_cond_broadcast(pthread_cond_t*)
+from deepum._core.feed cimport pthread_cond_t, pthread_mutex_t
 
 cdef enum:
     READY = 64             # slabs that may lie ready at most

@@ -11,7 +11,8 @@ cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
 from deepum._core.feed cimport (
-    deepum_store32, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock,
+    deepum_store32, pthread_cond_broadcast, pthread_cond_destroy, pthread_cond_init,
+    pthread_cond_wait, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock,
     pthread_mutex_unlock,
 )
 
