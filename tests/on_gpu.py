@@ -22,8 +22,8 @@ torch.use_deterministic_algorithms(True)
 torch.backends.cudnn.deterministic = True
 
 
-def session(policy="chained", limit="384MiB", **more):
-    return deepum.Session(policy, memory_limit=limit, backend="managed", **more)
+def session(policy="chained", limit="384MiB", backend="managed", **more):
+    return deepum.Session(policy, memory_limit=limit, backend=backend, **more)
 
 
 def network(layers=12, width=2048):

@@ -12,10 +12,11 @@ The callbacks take no GIL and live as long as the process; so does the memory.
 
 from cuda.bindings cimport cydriver
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
 from deepum._core.chunk_map cimport (
-    AWAY, IN_HOST, MAPPED, Chunk, ChunkMap, blocks_of,
+    AWAY, IN_HOST, IS_SAVING, MAPPED, Chunk, ChunkMap, blocks_of,
 )
 from deepum._core.feed cimport (
     Feed, deepum_load, deepum_load32, deepum_sleep, deepum_store, deepum_store32, enter_driver,
@@ -100,8 +101,12 @@ cdef class VmmMemory:
         self.hosts = HostPool(0)
         self.slabs = HostSlabs(SLAB_BLOCKS * BLOCK)
 
+    def __dealloc__(self):
+        free(self.doubtful)
+
     def begin(
-        self, uint64_t context, uint64_t budget, uint64_t host, uint64_t allowed, uint32_t chunk
+        self, uint64_t context, uint64_t budget, uint64_t host, uint64_t allowed, uint32_t chunk,
+        uint64_t behind=0,
     ):
         """Prepare for a session.
 
@@ -113,6 +118,8 @@ cdef class VmmMemory:
             Bytes on the device, pinned bytes on the host, bytes of segments.
         chunk : int
             The most blocks that move as one.
+        behind : int
+            Bytes of host memory for copies of what is on the device.
         """
         cdef int status, i
         cdef uint64_t blocks = (budget // BLOCK + LARGEST - 1) // LARGEST * LARGEST, size
@@ -122,6 +129,7 @@ cdef class VmmMemory:
         self.allowed = allowed
         deepum_store32(&self.registers, 1)
         self.hosts.limit = host // BLOCK
+        self.behind = behind // BLOCK
         if self.map is not None and self.map.largest != chunk:
             if self.feed.segment_count:
                 raise DeepUMError(
@@ -197,6 +205,9 @@ cdef class VmmMemory:
             pthread_mutex_unlock(&self.lock)
             if answer == FRAME_TAKEN:
                 return 0
+            if answer == FRAME_BREAK and self.is_stuck(frame[0]):
+                self.give_frame(frame[0])
+                return LATER
             if answer == FRAME_BREAK:
                 self.empty_frame(frame[0])
                 continue
@@ -242,6 +253,34 @@ cdef class VmmMemory:
     cdef void give_frame(self, uint32_t frame) noexcept nogil:
         pthread_mutex_lock(&self.lock)
         self.frames.give(frame)
+        pthread_mutex_unlock(&self.lock)
+
+    cdef void get_stuck(self, uint32_t frame, uint32_t place) noexcept nogil:
+        # With the lock held: the frame may be used for other contents, but its alias has to stay,
+        # and the place is nobody else's.
+        self.stuck[self.stuck_count].frame = frame
+        self.stuck[self.stuck_count].place = place
+        self.stuck_count += 1
+
+    cdef bint is_stuck(self, uint32_t frame) noexcept nogil:
+        cdef bint found = False
+        cdef uint32_t i
+        pthread_mutex_lock(&self.lock)
+        for i in range(self.stuck_count):
+            if self.stuck[i].frame == frame:
+                found = True
+        pthread_mutex_unlock(&self.lock)
+        return found
+
+    cdef void come_loose(self) noexcept nogil:
+        # All that was stuck has run.
+        cdef Stuck* stuck
+        pthread_mutex_lock(&self.lock)
+        while self.stuck_count:
+            self.stuck_count -= 1
+            stuck = &self.stuck[self.stuck_count]
+            if stuck.place != NO_ROOM:
+                self.hosts.give(stuck.place, frame_class(stuck.frame))
         pthread_mutex_unlock(&self.lock)
 
     cdef void shed(self) noexcept nogil:
@@ -300,9 +339,29 @@ cdef class VmmMemory:
         while True:
             pthread_mutex_lock(&self.lock)
             place = self.hosts.take(size)
+            while place == NO_ROOM and self.reclaim():
+                place = self.hosts.take(size)
             pthread_mutex_unlock(&self.lock)
             if place != NO_ROOM or not self.pin_slab():
                 return place
+
+    cdef bint has_room(self, uint64_t blocks) noexcept nogil:
+        # With the lock held: whether so many blocks more may be both there and here.
+        return (self.least + self.kept + blocks <= <uint64_t>self.hosts.count * SLAB_BLOCKS)
+
+    cdef bint may_keep(self, Chunk* chunk) noexcept nogil:
+        return chunk.kept or self.has_room(blocks_of(chunk))
+
+    cdef uint32_t place_to_save(self, uint32_t size) noexcept nogil:
+        # A place for a copy of a chunk that stays; NO_ROOM if what has to leave may need it.
+        cdef uint32_t place = NO_ROOM
+        pthread_mutex_lock(&self.lock)
+        if self.has_room(<uint64_t>1 << size):
+            place = self.hosts.take(size)
+            while place == NO_ROOM and self.reclaim():
+                place = self.hosts.take(size)
+        pthread_mutex_unlock(&self.lock)
+        return place
 
     cdef uint64_t host_address(self, uint32_t place) noexcept nogil:
         # Slabs may be coming in another thread.
@@ -363,6 +422,10 @@ cdef class VmmMemory:
             return
         need -= self.frames.budget
         need += need // 16 + self.frames.budget // 8 + 4 * self.map.largest
+        pthread_mutex_lock(&self.lock)
+        self.least = need
+        pthread_mutex_unlock(&self.lock)
+        need += self.behind
         if not self.wants_slab(need):
             return
         if deepum_load32(&self.registers):
@@ -386,6 +449,61 @@ cdef class VmmMemory:
         if chunk.host != NO_ROOM:
             self.hosts.give(chunk.host, chunk.size)
             chunk.host = NO_ROOM
+        chunk.hashed = chunk.doubtful = 0
+        self.keep(chunk, False)
+
+    cdef void keep(self, Chunk* chunk, bint kept) noexcept nogil:
+        # With the lock held: whether the chunk is on the device, and the host has the same.
+        if kept and not chunk.kept:
+            self.kept += blocks_of(chunk)
+        elif chunk.kept and not kept:
+            self.kept -= blocks_of(chunk)
+        chunk.kept = kept
+
+    cdef void doubt(self, Chunk* chunk) noexcept nogil:
+        # With the lock held: a chunk on the device may be written. What the host has is compared
+        # when it leaves, unless its place is needed sooner or nothing can tell.
+        cdef uint64_t size, i
+        cdef void* memory
+        self.keep(chunk, False)
+        if chunk.host == NO_ROOM:
+            return
+        if not chunk.hashed:
+            self.forget_host(chunk)
+            return
+        chunk.doubtful = True
+        if chunk.listed:
+            return
+        if self.doubtful_tail - self.doubtful_head == self.doubtful_size:
+            size = self.doubtful_size * 2 if self.doubtful_size else 256
+            memory = realloc(NULL, size * sizeof(uint64_t))
+            if memory == NULL:
+                self.forget_host(chunk)
+                return
+            for i in range(self.doubtful_head, self.doubtful_tail):
+                (<uint64_t*>memory)[i & (size - 1)] = self.doubtful[i & (self.doubtful_size - 1)]
+            free(self.doubtful)
+            self.doubtful = <uint64_t*>memory
+            self.doubtful_size = size
+        self.doubtful[self.doubtful_tail & (self.doubtful_size - 1)] = self.map.block_of(chunk)
+        self.doubtful_tail += 1
+        chunk.listed = True
+
+    cdef bint reclaim(self) noexcept nogil:
+        # With the lock held: give up a copy on the host that nobody counts on. False if there is
+        # none.
+        cdef uint64_t block
+        cdef Chunk* chunk
+        while self.doubtful_head != self.doubtful_tail:
+            block = self.doubtful[self.doubtful_head & (self.doubtful_size - 1)]
+            self.doubtful_head += 1
+            chunk = &self.map.chunks[block - self.map.first]
+            chunk.listed = False
+            if (chunk.state == MAPPED and chunk.doubtful and chunk.host != NO_ROOM
+                    and chunk.saving != IS_SAVING):
+                self.forget_host(chunk)
+                return True
+        return False
 
     # -- chunks, one at a time and waited for ------------------------------------------------------
 
@@ -436,6 +554,7 @@ cdef class VmmMemory:
         cydriver.cuMemRelease(chunk.handle)
         pthread_mutex_lock(&self.lock)
         chunk.handle = 0
+        chunk.hashed = False
         chunk.state = AWAY
         pthread_mutex_unlock(&self.lock)
         return 0
@@ -491,6 +610,8 @@ cdef class VmmMemory:
             return status
         pthread_mutex_lock(&self.lock)
         chunk.state = AWAY
+        chunk.hashed = False
+        self.keep(chunk, False)
         self.frames.give(chunk.frame)
         pthread_mutex_unlock(&self.lock)
         return 0
@@ -633,6 +754,10 @@ cdef class VmmMemory:
                         chunk.host != NO_ROOM or self.lives(chunk)):
                     if chunk.state != AWAY or self.bring(chunk):
                         lost += blocks_of(chunk) * BLOCK
+                elif chunk.state == MAPPED:
+                    pthread_mutex_lock(&self.lock)
+                    self.forget_host(chunk)    # nobody looks at what the program writes
+                    pthread_mutex_unlock(&self.lock)
                 at = next
             pthread_mutex_unlock(&self.feed.lock)
             leave_driver()

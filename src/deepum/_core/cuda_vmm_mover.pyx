@@ -25,8 +25,10 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
 from deepum._core.chunk_map cimport (
-    AWAY, DOOMED, ENTERING, LEAVING, MAPPED, UNMAPPING, Chunk, blocks_of,
+    ASKED_TO_SAVE, AWAY, DOOMED, ENTERING, IS_SAVED, IS_SAVING, LEAVING, MAPPED, NOT_SAVING, UNMAPPING,
+    Chunk, blocks_of,
 )
+from deepum._core.cuda_copier cimport Digest, Copier
 from deepum._core.cuda_thread cimport join_context
 from deepum._core.cuda_vmm cimport LATER, VmmMemory
 from deepum._core.engine cimport HURRY_COMMAND, Engine
@@ -40,16 +42,21 @@ from deepum._core.feed cimport (
 from deepum._core.host_pool cimport NO_ROOM
 from deepum._core.marks cimport MARK_DROP, MARK_IN, MARK_OUT, Marks
 from deepum._core.records cimport *
-from deepum._core.residency cimport DIRTY, INCOMING, LEAF_BITS, LEAF_BLOCKS, OUTGOING, Block
+from deepum._core.residency cimport (
+    DIRTY, INCOMING, LEAF_BITS, LEAF_BLOCKS, OUTGOING, RESIDENT, Block,
+)
 from deepum._core.vmm_conductor cimport ExactMover
+from deepum._core.write_behind cimport WriteBehind
 
 cdef enum:
     DEEP = 8               # chunks of one direction under way
-    LANES = 4              # queues
+    LANES = 5              # queues
     IN_DEMAND = 0
     IN_AHEAD = 1
     OUT = 2
     DROP = 3
+    SAVE = 4
+    SAVES = 2              # chunks that are copied and stay, at once
 
 # What the driver is asked for, whose time is counted.
 cdef enum Asked:
@@ -66,11 +73,28 @@ cdef enum Word:
     DEPARTED = 2
     STAYED = 3
     GONE = 4               # with its segment
+    DEPARTED_SAME = 5      # what the host had was still right
+    DEPARTED_OTHER = 6     # it was not
+    SAVED = 7              # the host has what is in it, and it stays
+    SAVED_SAME = 8         # the host had it before
+    NOT_SAVED = 9
+
+# How far what the copy kernel does for a chunk is.
+cdef enum Stage:
+    NO_DIGEST = 0
+    UNDER_WAY = 1
+    KNOWN = 2
 
 cdef uint64_t BLOCK = 1 << DEEPUM_BLOCK_SHIFT
 cdef int TRIES = 4         # of a copy
+cdef int UNLUCKY = -8      # times that a chunk leaves without a digest after one was of no use
 cdef uint64_t BURST = 8 << 20    # bytes
 cdef uint64_t AGAIN = 5_000      # ns between two looks at copies under way
+cdef uint64_t PATIENCE = 200_000_000   # ns that the copy kernel may take: some 300 us are usual
+
+
+JOBS = DEEP
+"""Launches of the copy kernel that may be under way at once."""
 
 
 cdef struct Entry:
@@ -90,6 +114,20 @@ cdef struct Copy:
     uint32_t frame
     uint32_t host          # place
     cydriver.CUevent event
+    # On the way out:
+    uint8_t stays          # it is saved
+    uint8_t waits          # for the end of that
+    uint8_t dead           # nobody will read it
+    uint8_t landed         # all of it is on the host
+    uint8_t compared       # ... if the digest says so
+    uint8_t same           # it did
+    uint8_t owns           # its place is not the chunk's yet
+    Stage stage
+    uint8_t carries        # the kernel copies ...
+    uint8_t mixes          # ... and makes a digest
+    uint64_t job_began
+    Digest digest
+    cydriver.CUevent job_ended
 
 
 cdef bint queue_put(Queue* queue, uint64_t block, uint32_t word) noexcept nogil:
@@ -125,6 +163,12 @@ cdef class VmmMover(ExactMover):
     """
 
     cdef VmmMemory memory
+    cdef WriteBehind behind        # None: nothing is saved
+    cdef Copier copier             # None: the copy engine copies
+    cdef cydriver.CUstream jobs
+    cdef uint64_t leaving, saves   # chunks of either kind that are on their way
+    cdef readonly uint64_t bytes_saved     # copied out and still there
+    cdef readonly uint64_t bytes_spared    # not copied out, since the host had the same
     cdef Marks marks               # None: nothing is recorded
     cdef uint64_t delay, random
     cdef pthread_cond_t work       # with the memory's lock
@@ -151,6 +195,14 @@ cdef class VmmMover(ExactMover):
         free(self.done.entries)
         pthread_cond_destroy(&self.work)
 
+    def use_kernel(self, Copier copier not None):
+        """Let a kernel copy to the host; call it before the threads start."""
+        self.copier = copier
+
+    def write_behind(self, WriteBehind behind not None):
+        """Save chunks before they have to leave; call it before the threads start."""
+        self.behind = behind
+
     def record(self, Marks marks not None):
         """Note each move, and when; call it before the threads start."""
         self.marks = marks
@@ -162,6 +214,8 @@ cdef class VmmMover(ExactMover):
             "bytes_in": deepum_load(&self.bytes_in), "bytes_out": deepum_load(&self.bytes_out),
             "bytes_dropped": deepum_load(&self.bytes_dropped),
             "bytes_empty": deepum_load(&self.bytes_empty),
+            "bytes_saved": deepum_load(&self.bytes_saved),
+            "bytes_spared": deepum_load(&self.bytes_spared),
             "moves_in": deepum_load(&self.moves_in), "moves_out": deepum_load(&self.moves_out),
             "busy_in_s": deepum_load(&self.busy_in_ns) * 1e-9,
             "busy_out_s": deepum_load(&self.busy_out_ns) * 1e-9,
@@ -196,6 +250,9 @@ cdef class VmmMover(ExactMover):
                 self.doom(chunk, block, True)
             elif chunk.state == MAPPED:
                 chunk.state = LEAVING
+                if chunk.saving == ASKED_TO_SAVE:
+                    chunk.saving = NOT_SAVING
+                self.leaving += 1
                 self.hand(OUT, block)
             else:
                 self.say(block, DEPARTED)
@@ -233,7 +290,10 @@ cdef class VmmMover(ExactMover):
 
     cdef void doom(self, Chunk* chunk, uint64_t block, bint clean) noexcept nogil:
         if not clean:
+            if chunk.hashed:
+                chunk.luck = UNLUCKY
             self.memory.forget_host(chunk)
+        chunk.saving = NOT_SAVING
         if chunk.state == MAPPED:
             chunk.state = DOOMED
             self.hand(DROP, block)
@@ -243,8 +303,33 @@ cdef class VmmMover(ExactMover):
         pthread_mutex_lock(&self.memory.lock)
         chunk = self.memory.map.find(block)
         if chunk != NULL and chunk.state == MAPPED:
-            self.memory.forget_host(chunk)
+            chunk.saving = NOT_SAVING
+            self.memory.doubt(chunk)
         pthread_mutex_unlock(&self.memory.lock)
+
+    cdef bint may_save(self) noexcept nogil:
+        cdef bint may
+        if self.copier is None or not deepum_load32(&self.copier.works):
+            return False
+        pthread_mutex_lock(&self.memory.lock)
+        may = self.leaving == 0 and self.saves < SAVES
+        pthread_mutex_unlock(&self.memory.lock)
+        return may
+
+    cdef bint save(self, uint64_t block) noexcept nogil:
+        cdef Chunk* chunk
+        cdef bint can
+        pthread_mutex_lock(&self.memory.lock)
+        chunk = self.memory.map.find(block)
+        can = (chunk != NULL and chunk.state == MAPPED and chunk.saving == NOT_SAVING
+               and not chunk.copying)
+        if can:
+            chunk.saving = ASKED_TO_SAVE
+            self.saves += 1
+            self.hand(SAVE, block)
+            pthread_cond_broadcast(&self.work)
+        pthread_mutex_unlock(&self.memory.lock)
+        return can
 
     cdef void retire(self, uint64_t address, uint64_t size) noexcept nogil:
         cdef uint64_t block = address // BLOCK, end = (address + size) // BLOCK
@@ -259,6 +344,7 @@ cdef class VmmMover(ExactMover):
             if chunk.state == AWAY:
                 self.say(block, GONE)
             elif chunk.state == MAPPED:
+                chunk.saving = NOT_SAVING
                 chunk.state = DOOMED
                 self.hand(DROP, block)
             block += blocks_of(chunk)
@@ -329,8 +415,17 @@ cdef class VmmMover(ExactMover):
                     b.flags &= ~DIRTY
                 else:
                     self.stale(entry.block)
-            elif entry.word == DEPARTED and b.state == OUTGOING:
+            elif (entry.word in (DEPARTED, DEPARTED_SAME, DEPARTED_OTHER)
+                    and b.state == OUTGOING):
                 engine.departed(slot)
+                if self.behind is not None and slot < self.behind.count:
+                    self.behind.failed(slot)
+                    self.behind.left(slot, entry.word == DEPARTED_OTHER)
+            elif entry.word == NOT_SAVED:
+                self.behind.failed(slot)
+            elif entry.word in (SAVED, SAVED_SAME):
+                if self.behind.ended(slot, entry.word == SAVED) and b.state == RESIDENT:
+                    b.flags &= ~DIRTY
             elif entry.word == STAYED and b.state == OUTGOING:
                 engine.stayed(slot)
 
@@ -366,9 +461,9 @@ cdef class VmmMover(ExactMover):
 
     # -- the moving threads ------------------------------------------------------------------------
 
-    cdef Chunk* take(self, int first, int second, bint waits) noexcept nogil:
+    cdef Chunk* take(self, int first, int second, bint waits, bint* other) noexcept nogil:
         # The next chunk of either lane, the first one's before the second's; NULL if there is none
-        # or it is time to end.
+        # or it is time to end. Says whether it is from the other lane.
         cdef Queue* lane
         cdef Chunk* chunk = NULL
         pthread_mutex_lock(&self.memory.lock)
@@ -379,7 +474,13 @@ cdef class VmmMover(ExactMover):
             if lane.head != lane.tail:
                 chunk = self.memory.map.find(lane.entries[lane.head & (lane.size - 1)].block)
                 lane.head += 1
+                if lane == &self.lanes[SAVE] and (
+                        chunk == NULL or chunk.saving != ASKED_TO_SAVE):
+                    self.saves -= 1        # called off
+                    chunk = NULL
+                    continue
                 self.working += 1
+                other[0] = lane == &self.lanes[second]
                 break
             if not waits or self.stopping:
                 break
@@ -433,6 +534,8 @@ cdef class VmmMover(ExactMover):
         for i in range(DEEP):
             if copies[i].event != NULL:
                 cydriver.cuEventDestroy(copies[i].event)
+            if copies[i].job_ended != NULL:
+                cydriver.cuEventDestroy(copies[i].job_ended)
         if stream != NULL:
             cydriver.cuStreamDestroy(stream)
 
@@ -495,7 +598,7 @@ cdef class VmmMover(ExactMover):
         cdef Copy* copy
         cdef uint64_t head = 0, tail = 0, busy_since = 0
         cdef int state
-        cdef bint moved
+        cdef bint moved, ahead = False
         enter_driver()
         deepum_wake_sharply()
         state = self.begin_thread(&stream, copies)
@@ -517,7 +620,7 @@ cdef class VmmMover(ExactMover):
                 deepum_add(&self.busy_in_ns, deepum_now() - busy_since)
                 busy_since = 0
             if chunk == NULL and tail - head < DEEP:
-                chunk = self.take(IN_DEMAND, IN_AHEAD, head == tail)
+                chunk = self.take(IN_DEMAND, IN_AHEAD, head == tail, &ahead)
                 if chunk == NULL and head == tail:
                     break              # it is time to end
                 if chunk != NULL:
@@ -547,30 +650,45 @@ cdef class VmmMover(ExactMover):
         cdef Copy* copy
         cdef uint64_t head = 0, tail = 0, busy_since = 0, unsent
         cdef int state
-        cdef bint flying = False, moved    # a burst
+        cdef bint flying = False, stays = False, moved     # a burst
         enter_driver()
         deepum_wake_sharply()
         state = self.begin_thread(&stream, copies)
+        if not state and self.copier is not None:
+            self.begin_jobs(copies)
         while not state and not self.over():
-            moved = False
+            moved = self.look_at_jobs(copies, head, tail)
             if flying:
                 state = self.ended(&copies[0])     # its event is the burst's
                 if state == 1:
                     flying = False
                     moved = True
                     state = 0
-                    while head != tail and not state and self.is_sent(&copies[head % DEEP]):
-                        state = self.finish(&copies[head % DEEP], True)
-                        head += 1
+                    self.land(copies, head, tail)
                 if state:
                     break
-                if busy_since and head == tail:
-                    deepum_add(&self.busy_out_ns, deepum_now() - busy_since)
-                    busy_since = 0
+            while head != tail and state >= 0:
+                copy = &copies[head % DEEP]
+                if copy.waits:
+                    state = self.go_out(copy, <uint32_t>(head % DEEP))
+                    if state:
+                        continue
+                elif not self.is_done(copy):
+                    break
+                else:
+                    state = self.finish_save(copy) if copy.stays else self.finish(copy, True)
+                head += 1
+                moved = True
+            if state < 0:
+                break
+            state = 0
+            if busy_since and head == tail:
+                deepum_add(&self.busy_out_ns, deepum_now() - busy_since)
+                busy_since = 0
             # What the next burst has to send is unmapped while one is under way.
             unsent = self.unsent(copies, head, tail)
             if tail - head < DEEP and unsent < BURST:
-                chunk = self.take(OUT, OUT, head == tail)
+                chunk = self.take(OUT, SAVE, head == tail, &stays)
                 if chunk == NULL and head == tail:
                     break                  # it is time to end
                 if chunk != NULL:
@@ -578,7 +696,9 @@ cdef class VmmMover(ExactMover):
                     moved = True
                     copy = &copies[tail % DEEP]
                     self.describe(copy, chunk)
-                    state = self.go_out(copy)
+                    copy.stays = stays
+                    state = (self.go_save(copy, <uint32_t>(tail % DEEP)) if stays
+                             else self.go_out(copy, <uint32_t>(tail % DEEP)))
                     if state < 0:
                         break
                     if state:
@@ -588,9 +708,11 @@ cdef class VmmMover(ExactMover):
             state = 0
             if not flying and head != tail:
                 state = self.burst(copies, head, tail, stream)
-                if state:
+                if state < 0:
                     break
-                flying = moved = True
+                if state:
+                    flying = moved = True
+                state = 0
             if not moved:
                 deepum_sleep(AGAIN)
         self.finish_thread(stream, copies)
@@ -606,38 +728,59 @@ cdef class VmmMover(ExactMover):
         copy.block = self.memory.map.block_of(chunk)
         copy.blocks = blocks_of(chunk)
         copy.sent = 0
+        copy.began = deepum_now()
+        copy.stays = copy.waits = copy.dead = copy.carries = False
+        copy.landed = copy.compared = copy.same = copy.owns = False
+        copy.stage = NO_DIGEST
 
-    cdef bint is_sent(self, Copy* copy) noexcept nogil:
-        return copy.sent == copy.blocks * BLOCK
+    cdef uint64_t to_send(self, Copy* copy) noexcept nogil:
+        # Bytes for the copy engine.
+        if copy.landed or copy.waits or copy.stage == UNDER_WAY:
+            return 0
+        return copy.blocks * BLOCK - copy.sent
 
     cdef uint64_t unsent(self, Copy* copies, uint64_t head, uint64_t tail) noexcept nogil:
         cdef uint64_t left = 0
         while head != tail:
-            left += copies[head % DEEP].blocks * BLOCK - copies[head % DEEP].sent
+            left += self.to_send(&copies[head % DEEP])
             head += 1
         return left
+
+    cdef void land(self, Copy* copies, uint64_t head, uint64_t tail) noexcept nogil:
+        # A burst has ended: what has been sent is there.
+        while head != tail:
+            if copies[head % DEEP].sent == copies[head % DEEP].blocks * BLOCK:
+                copies[head % DEEP].landed = True
+            head += 1
+
+    cdef bint is_done(self, Copy* copy) noexcept nogil:
+        return copy.landed and copy.stage != UNDER_WAY
 
     cdef int burst(
         self, Copy* copies, uint64_t head, uint64_t tail, cydriver.CUstream stream
     ) noexcept nogil:
-        # Begin to copy what is next of the chunks from `head` on. 0, or -1 if it failed.
+        # Begin to copy what is next of the chunks from `head` on. 1, 0 if that is nothing, or -1 if
+        # it failed.
         cdef uint64_t left = BURST, size, began = deepum_now()
         cdef Copy* copy
         cdef int status = 0
         while head != tail and left and not status:
             copy = &copies[head % DEEP]
-            size = min(left, copy.blocks * BLOCK - copy.sent)
-            status = self.start_copy(copy, True, copy.sent, size, stream)
-            copy.sent += size
-            left -= size
             head += 1
+            size = min(left, self.to_send(copy))
+            if size:
+                status = self.start_copy(copy, True, copy.sent, size, stream)
+                copy.sent += size
+                left -= size
+        if left == BURST:
+            return 0
         if not status:
             status = self.mark(&copies[0], stream)
         self.asked(COPIES, began)
         if status:
             self.give_up(b"a copy to the host failed", status)
             return -1
-        return 0
+        return 1
 
     cdef int go_in(self, Copy* copy, cydriver.CUstream stream) noexcept nogil:
         # 0: it is there, 1: it is on its way, 2: there is no frame yet, -1: it failed.
@@ -674,13 +817,22 @@ cdef class VmmMover(ExactMover):
             return -1
         return 1
 
-    cdef int go_out(self, Copy* copy) noexcept nogil:
+    cdef int go_out(self, Copy* copy, uint32_t place) noexcept nogil:
         # 0: there is nothing more to do, 1: it can be copied, -1: it failed.
         cdef Chunk* chunk = copy.chunk
         cdef int status
         cdef uint64_t began
+        cdef bint saved
         copy.frame = chunk.frame
-        if chunk.host == NO_ROOM and not self.is_retired(chunk):
+        pthread_mutex_lock(&self.memory.lock)
+        copy.waits = chunk.copying
+        saved = chunk.saving == IS_SAVED
+        if saved:
+            chunk.saving = NOT_SAVING
+        pthread_mutex_unlock(&self.memory.lock)
+        if copy.waits:             # for what becomes of its copy
+            return 1
+        if chunk.host == NO_ROOM and not saved and not self.is_retired(chunk):
             chunk.host = self.memory.host_place(chunk.size)
             if chunk.host == NO_ROOM:
                 pthread_mutex_lock(&self.memory.lock)
@@ -690,6 +842,7 @@ cdef class VmmMover(ExactMover):
                     chunk.state = DOOMED
                     self.hand(DROP, copy.block)
                 self.working -= 1
+                self.leaving -= 1
                 deepum_add(&self.stays, 1)
                 pthread_mutex_unlock(&self.memory.lock)
                 deepum_sleep(1000000)      # the engine will ask again
@@ -701,10 +854,244 @@ cdef class VmmMover(ExactMover):
             self.give_up(b"memory could not be unmapped", status)
             return -1
         copy.began = deepum_now()
-        if self.is_retired(chunk):
-            return self.finish(copy, True)
+        copy.dead = self.is_retired(chunk)
+        if copy.dead or saved:
+            copy.landed = True
+            copy.same = not copy.dead
+            return 1
         copy.host = chunk.host
+        copy.compared = chunk.hashed
+        self.begin_job(copy, place)
         return 1
+
+    cdef int go_save(self, Copy* copy, uint32_t place) noexcept nogil:
+        # 0: nothing comes of it, 1: it can be copied.
+        cdef Chunk* chunk = copy.chunk
+        cdef bint going
+        pthread_mutex_lock(&self.memory.lock)
+        going = chunk.saving == ASKED_TO_SAVE and chunk.state == MAPPED
+        if going:
+            chunk.saving = IS_SAVING
+            chunk.copying = True
+            copy.frame = chunk.frame
+            copy.host = chunk.host
+            copy.compared = chunk.host != NO_ROOM and chunk.hashed
+        pthread_mutex_unlock(&self.memory.lock)
+        if going and not copy.compared:
+            going = self.own_place(copy)
+        if not going:
+            self.end_save(copy)
+            return 0
+        copy.began = deepum_now()
+        self.begin_job(copy, place)
+        copy.landed = copy.stage == NO_DIGEST  # nothing comes of it
+        return 1
+
+    cdef bint own_place(self, Copy* copy) noexcept nogil:
+        # A place for what a chunk holds now: its own, or a new one. False if there is none, or
+        # nothing to save any more.
+        cdef Chunk* chunk = copy.chunk
+        cdef bint owns
+        pthread_mutex_lock(&self.memory.lock)
+        owns = chunk.saving == IS_SAVING
+        if owns and chunk.host != NO_ROOM:
+            copy.host = chunk.host
+            chunk.host = NO_ROOM
+            self.memory.keep(chunk, False)
+            chunk.hashed = chunk.doubtful = False
+            copy.owns = True
+        pthread_mutex_unlock(&self.memory.lock)
+        if owns and not copy.owns:
+            copy.host = self.memory.place_to_save(chunk.size)
+            copy.owns = owns = copy.host != NO_ROOM
+        return owns
+
+    cdef void end_save(self, Copy* copy) noexcept nogil:
+        # A save of which nothing came.
+        cdef Chunk* chunk = copy.chunk
+        pthread_mutex_lock(&self.memory.lock)
+        if copy.owns:
+            self.memory.hosts.give(copy.host, chunk.size)
+            copy.owns = False
+        if chunk.saving == ASKED_TO_SAVE or chunk.saving == IS_SAVING:
+            chunk.saving = NOT_SAVING      # else it was touched, and that is known
+            self.say(copy.block, NOT_SAVED)
+        chunk.copying = False
+        self.saves -= 1
+        self.working -= 1
+        pthread_mutex_unlock(&self.memory.lock)
+
+    cdef int finish_save(self, Copy* copy) noexcept nogil:
+        # What is in the chunk is on the host too.
+        cdef Chunk* chunk = copy.chunk
+        cdef uint64_t size = copy.blocks * BLOCK
+        cdef bint whole
+        pthread_mutex_lock(&self.memory.lock)
+        whole = chunk.saving == IS_SAVING and copy.stage == KNOWN and (copy.same or copy.owns)
+        if whole and not copy.same:
+            chunk.host = copy.host
+            self.note_digest(copy)
+            copy.owns = False
+        if whole and chunk.state != MAPPED:
+            chunk.saving = IS_SAVED
+        elif whole and self.memory.may_keep(chunk):
+            chunk.saving = NOT_SAVING
+            chunk.doubtful = False
+            self.memory.keep(chunk, True)
+            self.say(copy.block, SAVED_SAME if copy.same else SAVED)
+        elif whole:
+            self.memory.doubt(chunk)
+        pthread_mutex_unlock(&self.memory.lock)
+        if whole:
+            deepum_add(&self.bytes_spared if copy.same else &self.bytes_saved, size)
+        if copy.sent:
+            self.count_out(copy)
+        self.end_save(copy)
+        return 0
+
+    cdef void count_out(self, Copy* copy) noexcept nogil:
+        deepum_add(&self.bytes_out, copy.blocks * BLOCK)
+        deepum_add(&self.moves_out, 1)
+        if self.marks is not None:
+            self.marks.put(MARK_OUT, copy.began, deepum_now(), copy.block, copy.blocks, 0, 0)
+
+    # -- what the copy kernel does -----------------------------------------------------------------
+
+    cdef void begin_jobs(self, Copy* copies) noexcept nogil:
+        # Their stream goes before all others: thread blocks of the program make way as they end.
+        cdef int status, i, least = 0, greatest = 0
+        status = cydriver.cuCtxGetStreamPriorityRange(&least, &greatest)
+        if not status:
+            status = cydriver.cuStreamCreateWithPriority(
+                &self.jobs, cydriver.CU_STREAM_NON_BLOCKING, greatest)
+        for i in range(DEEP):
+            if not status:
+                status = cydriver.cuEventCreate(
+                    &copies[i].job_ended, cydriver.CU_EVENT_DISABLE_TIMING)
+        if status:
+            self.copier.give_up()
+
+    cdef void begin_job(self, Copy* copy, uint32_t place) noexcept nogil:
+        # Make the copy, unless the host may have the same already; see what is in the chunk, where
+        # that may be of use. Where nothing can be done the copy engine copies, later.
+        cdef bint carries = not copy.compared, mixes = True
+        cdef int status
+        copy.stage = NO_DIGEST
+        copy.compared = False
+        if self.copier is None or not deepum_load32(&self.copier.works):
+            return
+        if carries and not copy.stays and copy.chunk.luck < 0:
+            copy.chunk.luck += 1
+            mixes = False
+        status = self.copier.start(
+            place, self.memory.alias_of(copy.frame), copy.blocks * BLOCK,
+            self.memory.host_address(copy.host) if carries else 0, mixes, self.jobs)
+        if not status:
+            status = cydriver.cuEventRecord(copy.job_ended, self.jobs)
+        if status:
+            self.copier.give_up()
+            return
+        copy.compared = not carries
+        copy.carries = carries
+        copy.mixes = mixes
+        copy.stage = UNDER_WAY
+        copy.job_began = deepum_now()
+
+    cdef bint look_at_jobs(self, Copy* copies, uint64_t head, uint64_t tail) noexcept nogil:
+        # Whether one has ended.
+        cdef uint64_t at
+        cdef Copy* copy
+        cdef bint found = False
+        cdef int status
+        if self.memory.stuck_count and not cydriver.cuStreamQuery(self.jobs):
+            self.memory.come_loose()
+        for at in range(head, tail):
+            copy = &copies[at % DEEP]
+            if copy.stage != UNDER_WAY:
+                continue
+            status = cydriver.cuEventQuery(copy.job_ended)
+            if status == cydriver.CUDA_ERROR_NOT_READY and (
+                    deepum_now() - copy.job_began < PATIENCE or self.memory.stuck_count):
+                continue
+            found = True
+            if status:
+                self.get_stuck(copies, head, tail)
+                break
+            copy.stage = KNOWN if copy.mixes else NO_DIGEST
+            if copy.mixes:
+                copy.digest = self.copier.read(<uint32_t>(at % DEEP))
+            if copy.carries:
+                copy.sent = copy.blocks * BLOCK
+                copy.landed = True
+            elif self.is_same(copy):
+                copy.same = copy.landed = True
+            else:
+                copy.compared = False
+                copy.landed = copy.stays and not self.own_place(copy)  # nothing to save any more
+                if not copy.landed:
+                    self.begin_job(copy, <uint32_t>(at % DEEP))
+                    copy.landed = copy.stays and copy.stage == NO_DIGEST
+        return found
+
+    cdef bint is_same(self, Copy* copy) noexcept nogil:
+        # Whether the host has what is in the chunk.
+        cdef Chunk* chunk = copy.chunk
+        cdef bint same
+        pthread_mutex_lock(&self.memory.lock)
+        same = (chunk.host == copy.host and chunk.hashed
+                and chunk.digest[0] == copy.digest.first
+                and chunk.digest[1] == copy.digest.second)
+        pthread_mutex_unlock(&self.memory.lock)
+        return same
+
+    cdef void note_digest(self, Copy* copy) noexcept nogil:
+        # With the lock held: what the host has now.
+        copy.chunk.hashed = copy.stage == KNOWN
+        copy.chunk.digest[0] = copy.digest.first
+        copy.chunk.digest[1] = copy.digest.second
+
+    cdef void get_stuck(self, Copy* copies, uint64_t head, uint64_t tail) noexcept nogil:
+        # The kernel's stream shares a queue with one of the program's, which waits at a gate: there
+        # are eight in all. The copy engine copies instead, to other places. The kernels will run when
+        # the gate opens.
+        cdef uint64_t at
+        cdef uint32_t place
+        cdef Copy* copy
+        self.copier.give_up()
+        for at in range(head, tail):
+            copy = &copies[at % DEEP]
+            if copy.stage != UNDER_WAY:
+                continue
+            place = NO_ROOM
+            if copy.carries and not copy.stays:
+                place = self.memory.host_place(copy.chunk.size)
+                if place == NO_ROOM:
+                    continue       # then this one has to be waited for
+            pthread_mutex_lock(&self.memory.lock)
+            self.memory.get_stuck(copy.frame, copy.host if copy.carries else NO_ROOM)
+            if copy.stays:
+                copy.landed = True         # nothing comes of it
+            if copy.stays:
+                copy.owns = False
+            elif copy.carries:
+                copy.chunk.host = copy.host = place
+            copy.compared = copy.carries = False
+            copy.stage = NO_DIGEST
+            pthread_mutex_unlock(&self.memory.lock)
+
+    def settle(self):
+        """Wait for what the copy kernel still does; call it when no thread moves anything."""
+        if self.jobs == NULL:
+            return
+        with nogil:
+            enter_driver()
+            cydriver.cuStreamSynchronize(self.jobs)
+            self.memory.come_loose()
+            cydriver.cuStreamDestroy(self.jobs)
+            leave_driver()
+        self.jobs = NULL
+
+    # -- the end of a move -------------------------------------------------------------------------
 
     cdef int finish(self, Copy* copy, bint out) noexcept nogil:
         # The contents are where they should be. 0, or -1 if it failed.
@@ -712,6 +1099,7 @@ cdef class VmmMover(ExactMover):
         cdef uint64_t size = copy.blocks * BLOCK
         cdef uint64_t began
         cdef bint copied = chunk.host != NO_ROOM
+        cdef bint was = chunk.hashed       # something else, as it turned out
         cdef int status = 0
         if not out:
             began = deepum_now()
@@ -722,14 +1110,23 @@ cdef class VmmMover(ExactMover):
                 return -1
         pthread_mutex_lock(&self.memory.lock)
         if out:
+            if was and not copy.same:
+                chunk.luck = UNLUCKY
             self.memory.frames.give(copy.frame)
             chunk.state = AWAY
-            self.say(copy.block, DEPARTED)
+            chunk.doubtful = False
+            self.memory.keep(chunk, False)
+            if not copy.same:
+                self.note_digest(copy)
+            self.say(copy.block, DEPARTED_SAME if copy.same
+                     else DEPARTED_OTHER if was else DEPARTED)
             if chunk.retired:
                 self.say(copy.block, GONE)
+            self.leaving -= 1
         else:
             chunk.frame = copy.frame
             chunk.state = MAPPED
+            chunk.doubtful = False
             self.say(copy.block, ARRIVED_CLEAN if copied else ARRIVED)
             if chunk.retired:
                 chunk.state = DOOMED
@@ -737,12 +1134,16 @@ cdef class VmmMover(ExactMover):
                 pthread_cond_broadcast(&self.work)
         self.working -= 1
         pthread_mutex_unlock(&self.memory.lock)
-        if copied:
-            deepum_add(&self.bytes_out if out else &self.bytes_in, size)
-            deepum_add(&self.moves_out if out else &self.moves_in, 1)
+        if out and copy.same:
+            deepum_add(&self.bytes_spared, size)
+        elif out and not copy.dead:
+            self.count_out(copy)
+        elif copied:
+            deepum_add(&self.bytes_in, size)
+            deepum_add(&self.moves_in, 1)
             if self.marks is not None:
-                self.marks.put(MARK_OUT if out else MARK_IN, copy.began, deepum_now(), copy.block,
-                               copy.blocks, 0, 0)
+                self.marks.put(
+                    MARK_IN, copy.began, deepum_now(), copy.block, copy.blocks, 0, 0)
         return 0
 
     def run_drops(self):
@@ -750,7 +1151,7 @@ cdef class VmmMover(ExactMover):
         cdef Chunk* chunk
         cdef uint64_t block, began, blocks
         cdef int status
-        cdef bint due
+        cdef bint due, other = False
         with nogil:
             enter_driver()
             status = join_context(self.memory.context)
@@ -760,7 +1161,7 @@ cdef class VmmMover(ExactMover):
             if status:
                 self.give_up(b"a thread that moves memory cannot begin", status)
             while not self.over():
-                chunk = self.take(DROP, DROP, True)
+                chunk = self.take(DROP, DROP, True, &other)
                 if chunk == NULL:
                     if deepum_load32(&self.stopping):
                         break
@@ -770,6 +1171,10 @@ cdef class VmmMover(ExactMover):
                     continue
                 self.dawdle()
                 pthread_mutex_lock(&self.memory.lock)
+                while chunk.copying and chunk.state == DOOMED and not self.over():
+                    pthread_mutex_unlock(&self.memory.lock)    # its frame is read yet
+                    deepum_sleep(AGAIN)
+                    pthread_mutex_lock(&self.memory.lock)
                 due = chunk.state == DOOMED
                 if due:
                     chunk.state = UNMAPPING
@@ -789,6 +1194,7 @@ cdef class VmmMover(ExactMover):
                 pthread_mutex_lock(&self.memory.lock)
                 self.memory.frames.give(chunk.frame)
                 chunk.state = AWAY
+                self.memory.keep(chunk, False)
                 if chunk.wanted:
                     chunk.wanted = False
                     chunk.state = ENTERING

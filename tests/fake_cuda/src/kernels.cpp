@@ -112,6 +112,30 @@ void gather(const Gather& p) {
   }
 }
 
+// What deepum.cuda.copier says; the first thread block does it all.
+struct Digest {
+  uint64_t words, pairs, copy, sums;
+};
+void digest(const unsigned char* params, const fake_launch* launch) {
+  Digest p;
+  memcpy(&p, params, sizeof p);
+  auto* words = reads<uint64_t>(p.words, 2 * p.pairs);
+  uint64_t sums[2] = {0, 0};
+  for (uint64_t i = 0; words && i < 2 * p.pairs; i++) {
+    uint64_t x = words[i] + (i + 1) * 0x9E3779B97F4A7C15, y = words[i] ^ (i + 1) * 0xD6E8FEB86659FD93;
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9;
+    x = (x ^ x >> 27) * 0x94D049BB133111EB;
+    sums[0] += x ^ x >> 31;
+    y = (y ^ y >> 32) * 0xD6E8FEB86659FD93;
+    y = (y ^ y >> 32) * 0xD6E8FEB86659FD93;
+    sums[1] += y ^ y >> 32;
+  }
+  auto* copy = words && p.copy ? writes<uint64_t>(p.copy, 2 * p.pairs) : nullptr;
+  if (copy) memcpy(copy, words, 16 * p.pairs);
+  auto* to = p.sums && (words || !p.pairs) ? writes<uint64_t>(p.sums, 2 * launch->grid[0]) : nullptr;
+  for (unsigned i = 0; to && i < 2 * launch->grid[0]; i++) to[i] = i < 2 ? sums[i] : 0;
+}
+
 // No pointer at all
 void nothing(const uint32_t&) {}
 
@@ -137,6 +161,8 @@ struct Register {
     const uint32_t at[] = {0}, size[] = {sizeof(Lists)};
     fake_register_kernel(
         "_ZN2at6native25multi_tensor_apply_kernelINS0_18TensorListMetadataILi2EEEJEEEvT_", add_lists, at, size, 1);
+    const uint32_t four[] = {0, 8, 16, 24}, eights[] = {8, 8, 8, 8};
+    fake_register_kernel("deepum_copy", digest, four, eights, 4);
     add<Gather, gather>("gather", {0, 8, 16, 24}, {8, 8, 8, 8});
     add<uint32_t, nothing>("nothing", {0}, {4});
   }
