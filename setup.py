@@ -27,8 +27,8 @@ LINUX_ONLY = {"deferred", "host_slabs", "kmod", "live", "uffd"}
 # Tracing takes the GIL, which a thread that waits for a page may hold: never where faults are
 # served. For the same reason no live backend runs in a traced build.
 UNTRACED = LINUX_ONLY | {
-    "conductor", "cuda_completions", "cuda_copier", "cuda_launches", "cuda_memory", "cuda_mover", "cuda_vmm",
-    "cuda_vmm_mover", "cupti_counters", "feed", "uvm_tools", "vmm_conductor",
+    "conductor", "cuda_completions", "cuda_digest", "cuda_launches", "cuda_memory", "cuda_mover",
+    "cuda_vmm", "cuda_vmm_mover", "cupti_counters", "feed", "uvm_tools", "vmm_conductor",
 }  # fmt: skip
 JOBS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

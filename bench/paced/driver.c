@@ -2,7 +2,8 @@
 //
 // A libcuda.so.1 of the few calls that memory mode vmm moves memory with. It moves nothing and keeps time: a copy is
 // over when a bus of the given speed would be done with it, a remap when the driver would have returned. All times are
-// stretched by PACED_SCALE, so that the threads that ask for them hardly count.
+// stretched by PACED_SCALE, so that the threads that ask for them hardly count. With PACED_TURNS=1 a mapping is made
+// accessible after what is being copied to the host, and nobody else can call meanwhile, as bench/gpu/remaps.py has found.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -17,7 +18,7 @@
 enum { SUCCESS = 0, OUT_OF_MEMORY = 2, NOT_FOUND = 500, NOT_READY = 600, NOT_SUPPORTED = 801 };
 enum { CREATE, RELEASE, MAP, UNMAP, KINDS };
 
-static double scale = 1, rate_in = 55e9, rate_out = 55e9, rate_both = 101e9, copy_us = 4;
+static double scale = 1, rate_in = 55e9, rate_out = 55e9, rate_both = 101e9, copy_us = 4, turns;
 static double call_us[KINDS] = {100, 20, 25, 20};
 uint64_t paced_calls[KINDS];
 
@@ -42,6 +43,7 @@ __attribute__((constructor)) static void begin(void)
 	set(&call_us[RELEASE], "PACED_RELEASE_US");
 	set(&call_us[MAP], "PACED_MAP_US");
 	set(&call_us[UNMAP], "PACED_UNMAP_US");
+	set(&turns, "PACED_TURNS");
 }
 
 static uint64_t now(void)
@@ -64,6 +66,8 @@ static void wait_until(uint64_t then)
 static int take_time(int kind)
 {
 	pthread_mutex_lock(&driver);
+	if (turns && kind == MAP)
+		wait_until(bus_free[1]);
 	wait_until(now() + (uint64_t)(call_us[kind] * 1000 * scale));
 	paced_calls[kind]++;
 	pthread_mutex_unlock(&driver);
@@ -77,8 +81,13 @@ struct stream {
 static int copy(int out, uint64_t bytes, struct stream *stream)
 {
 	double rate = out ? rate_out : rate_in;
-	uint64_t start = now();
+	uint64_t start;
 
+	if (turns) {  // a call as any other
+		pthread_mutex_lock(&driver);
+		pthread_mutex_unlock(&driver);
+	}
+	start = now();
 	pthread_mutex_lock(&bus);
 	if (stream->end > start)
 		start = stream->end;

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a digest is: deepum/cuda/copier.py, in numpy."""
+"""What a digest is: deepum/cuda/digest.py, in numpy."""
 
 import numpy as np
 
 
 def model(words: np.ndarray) -> tuple[int, int]:
-    """Return the digest as deepum/cuda/copier.py defines it."""
+    """Return the digest as deepum/cuda/digest.py defines it."""
     place = np.arange(1, len(words) + 1, dtype=np.uint64)
     x = words + place * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)

@@ -29,7 +29,7 @@ def counted(driver: Driver, backend: Any, copy: int) -> tuple[dict[str, Any], in
 
 @on_fake(memory_bytes=CARD)
 def test_a_chunk_goes_out_in_bursts(driver: Driver) -> None:
-    with session(driver, limit=96 * MIB, chunk_mib=16, copy_kernel=False) as (backend, machine):
+    with session(driver, limit=96 * MIB, chunk_mib=16, compare=False) as (backend, machine):
         program = Program(machine)
         tensors = [program.new(16 * MIB // 4, k) for k in range(12)]
         for k, tensor in enumerate(tensors):
@@ -44,7 +44,7 @@ def test_a_chunk_goes_out_in_bursts(driver: Driver) -> None:
 
 @on_fake(memory_bytes=CARD)
 def test_small_chunks_go_out_together(driver: Driver) -> None:
-    with session(driver, chunk_mib=2, copy_kernel=False) as (backend, machine):
+    with session(driver, chunk_mib=2, compare=False) as (backend, machine):
         driver.delay("exec:copy", 2_000_000)  # so that more wait than one
         program = Program(machine)
         tensors = [program.new(2 * MIB // 4, k) for k in range(40)]

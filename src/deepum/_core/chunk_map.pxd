@@ -13,14 +13,6 @@ cdef enum ChunkState:
     IN_HOST = 7            # mapped, to host memory
 
 
-# A copy to the host of a chunk that stays.
-cdef enum Saving:
-    NOT_SAVING = 0
-    ASKED_TO_SAVE = 1
-    IS_SAVING = 2
-    IS_SAVED = 3           # and has to leave now
-
-
 cdef struct Chunk:
     uint32_t frame         # device memory, where there is any
     uint32_t host          # place of its contents on the host, if they are there
@@ -31,12 +23,9 @@ cdef struct Chunk:
     uint8_t wanted         # to be brought in as soon as it is unmapped
     uint8_t retired        # its segment is given back
     uint8_t copies         # whether what is on its way carries contents
-    uint8_t hashed         # the place on the host holds what has this digest
-    uint8_t doubtful       # ... and the chunk on the device perhaps no more
-    uint8_t listed         # among those that are
-    uint8_t kept           # ... and the chunk on the device too: counted
-    uint8_t saving         # a Saving
-    uint8_t copying        # it is being copied out, of use or not
+    uint8_t hashed         # the place on the host holds what has this digest ...
+    uint8_t doubtful       # ... and the chunk on the device perhaps something else
+    uint8_t listed         # among those that do
     int8_t luck            # below 0: a digest when it leaves is of no use
     uint64_t digest[2]
 

@@ -9,16 +9,12 @@ from deepum._core.frame_pool cimport CLASSES, FramePool
 from deepum._core.host_pool cimport HostPool
 from deepum._core.host_slabs cimport HostSlabs
 
-# What a kernel that does not run yet will read and write.
-cdef struct Stuck:
-    uint32_t frame
-    uint32_t place         # on the host; NO_ROOM if it writes nothing
-
-
 # What a request for a frame may come back with, beside the driver's errors.
 cdef enum:
     LATER = -1             # all are in use
-    MOST_STUCK = 8
+
+cdef enum:
+    MOST_STUCK = 8         # digests that do not end
 
 
 cdef class VmmMemory:
@@ -43,12 +39,10 @@ cdef class VmmMemory:
     cdef readonly uint64_t allowed         # bytes of segments there may be
     cdef readonly uint64_t refused         # bytes of the last request that went over
     cdef cydriver.CUstream stream          # for what is waited for
-    cdef uint64_t behind           # blocks that the host may have beside what is away
-    cdef uint64_t least            # blocks that it needs for what is
-    cdef uint64_t kept             # blocks that are both there and here, counted on by the engine
-    cdef uint64_t* doubtful        # chunks whose place on the host may be taken: a ring
+    cdef uint64_t more                     # blocks that the host has room for beside what is away
+    cdef uint64_t* doubtful                # chunks whose place on the host may be taken: a ring
     cdef uint64_t doubtful_head, doubtful_tail, doubtful_size
-    cdef Stuck stuck[MOST_STUCK]
+    cdef uint32_t stuck[MOST_STUCK]        # frames whose alias a digest may read yet
     cdef uint32_t stuck_count
     cdef uint64_t top                      # no segment ever lay beyond this block
     cdef const char* wrong                 # what failed for good
@@ -62,9 +56,6 @@ cdef class VmmMemory:
     cdef int make_frame(self, uint32_t size, uint32_t* frame) noexcept nogil
     cdef int fill_frame(self, uint32_t frame) noexcept nogil
     cdef void empty_frame(self, uint32_t frame) noexcept nogil
-    cdef void get_stuck(self, uint32_t frame, uint32_t place) noexcept nogil
-    cdef bint is_stuck(self, uint32_t frame) noexcept nogil
-    cdef void come_loose(self) noexcept nogil
     cdef void shed(self) noexcept nogil
     cdef void give_frame(self, uint32_t frame) noexcept nogil
     cdef int map_chunk(self, Chunk* chunk, uint64_t handle) noexcept nogil
@@ -77,12 +68,9 @@ cdef class VmmMemory:
     cdef bint wants_slab(self, uint64_t need) noexcept nogil
     cdef void make_host_room(self, uint64_t blocks) noexcept nogil
     cdef void forget_host(self, Chunk* chunk) noexcept nogil
-    cdef void keep(self, Chunk* chunk, bint kept) noexcept nogil
     cdef void doubt(self, Chunk* chunk) noexcept nogil
     cdef bint reclaim(self) noexcept nogil
-    cdef bint has_room(self, uint64_t blocks) noexcept nogil
-    cdef bint may_keep(self, Chunk* chunk) noexcept nogil
-    cdef uint32_t place_to_save(self, uint32_t size) noexcept nogil
+    cdef bint is_stuck(self, uint32_t frame) noexcept nogil
     cdef int lend(self, Chunk* chunk, bint device) noexcept nogil
     cdef int take_back(self, Chunk* chunk) noexcept nogil
     cdef int bring(self, Chunk* chunk) noexcept nogil

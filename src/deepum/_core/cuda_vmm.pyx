@@ -16,7 +16,7 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
 from deepum._core.chunk_map cimport (
-    AWAY, IN_HOST, IS_SAVING, MAPPED, Chunk, ChunkMap, blocks_of,
+    AWAY, IN_HOST, MAPPED, Chunk, ChunkMap, blocks_of,
 )
 from deepum._core.feed cimport (
     Feed, deepum_load, deepum_load32, deepum_sleep, deepum_store, deepum_store32, enter_driver,
@@ -106,7 +106,7 @@ cdef class VmmMemory:
 
     def begin(
         self, uint64_t context, uint64_t budget, uint64_t host, uint64_t allowed, uint32_t chunk,
-        uint64_t behind=0,
+        uint64_t more=0,
     ):
         """Prepare for a session.
 
@@ -118,7 +118,7 @@ cdef class VmmMemory:
             Bytes on the device, pinned bytes on the host, bytes of segments.
         chunk : int
             The most blocks that move as one.
-        behind : int
+        more : int
             Bytes of host memory for copies of what is on the device.
         """
         cdef int status, i
@@ -129,7 +129,7 @@ cdef class VmmMemory:
         self.allowed = allowed
         deepum_store32(&self.registers, 1)
         self.hosts.limit = host // BLOCK
-        self.behind = behind // BLOCK
+        self.more = more // BLOCK
         if self.map is not None and self.map.largest != chunk:
             if self.feed.segment_count:
                 raise DeepUMError(
@@ -255,33 +255,15 @@ cdef class VmmMemory:
         self.frames.give(frame)
         pthread_mutex_unlock(&self.lock)
 
-    cdef void get_stuck(self, uint32_t frame, uint32_t place) noexcept nogil:
-        # With the lock held: the frame may be used for other contents, but its alias has to stay,
-        # and the place is nobody else's.
-        self.stuck[self.stuck_count].frame = frame
-        self.stuck[self.stuck_count].place = place
-        self.stuck_count += 1
-
     cdef bint is_stuck(self, uint32_t frame) noexcept nogil:
         cdef bint found = False
         cdef uint32_t i
         pthread_mutex_lock(&self.lock)
         for i in range(self.stuck_count):
-            if self.stuck[i].frame == frame:
+            if self.stuck[i] == frame:
                 found = True
         pthread_mutex_unlock(&self.lock)
         return found
-
-    cdef void come_loose(self) noexcept nogil:
-        # All that was stuck has run.
-        cdef Stuck* stuck
-        pthread_mutex_lock(&self.lock)
-        while self.stuck_count:
-            self.stuck_count -= 1
-            stuck = &self.stuck[self.stuck_count]
-            if stuck.place != NO_ROOM:
-                self.hosts.give(stuck.place, frame_class(stuck.frame))
-        pthread_mutex_unlock(&self.lock)
 
     cdef void shed(self) noexcept nogil:
         # Give back what nothing is in, while no session needs it.
@@ -345,24 +327,6 @@ cdef class VmmMemory:
             if place != NO_ROOM or not self.pin_slab():
                 return place
 
-    cdef bint has_room(self, uint64_t blocks) noexcept nogil:
-        # With the lock held: whether so many blocks more may be both there and here.
-        return (self.least + self.kept + blocks <= <uint64_t>self.hosts.count * SLAB_BLOCKS)
-
-    cdef bint may_keep(self, Chunk* chunk) noexcept nogil:
-        return chunk.kept or self.has_room(blocks_of(chunk))
-
-    cdef uint32_t place_to_save(self, uint32_t size) noexcept nogil:
-        # A place for a copy of a chunk that stays; NO_ROOM if what has to leave may need it.
-        cdef uint32_t place = NO_ROOM
-        pthread_mutex_lock(&self.lock)
-        if self.has_room(<uint64_t>1 << size):
-            place = self.hosts.take(size)
-            while place == NO_ROOM and self.reclaim():
-                place = self.hosts.take(size)
-        pthread_mutex_unlock(&self.lock)
-        return place
-
     cdef uint64_t host_address(self, uint32_t place) noexcept nogil:
         # Slabs may be coming in another thread.
         cdef uint64_t address
@@ -421,11 +385,7 @@ cdef class VmmMemory:
         if need <= self.frames.budget:
             return
         need -= self.frames.budget
-        need += need // 16 + self.frames.budget // 8 + 4 * self.map.largest
-        pthread_mutex_lock(&self.lock)
-        self.least = need
-        pthread_mutex_unlock(&self.lock)
-        need += self.behind
+        need += need // 16 + self.frames.budget // 8 + 4 * self.map.largest + self.more
         if not self.wants_slab(need):
             return
         if deepum_load32(&self.registers):
@@ -449,25 +409,13 @@ cdef class VmmMemory:
         if chunk.host != NO_ROOM:
             self.hosts.give(chunk.host, chunk.size)
             chunk.host = NO_ROOM
-        chunk.hashed = chunk.doubtful = 0
-        self.keep(chunk, False)
-
-    cdef void keep(self, Chunk* chunk, bint kept) noexcept nogil:
-        # With the lock held: whether the chunk is on the device, and the host has the same.
-        if kept and not chunk.kept:
-            self.kept += blocks_of(chunk)
-        elif chunk.kept and not kept:
-            self.kept -= blocks_of(chunk)
-        chunk.kept = kept
+        chunk.hashed = chunk.doubtful = False
 
     cdef void doubt(self, Chunk* chunk) noexcept nogil:
         # With the lock held: a chunk on the device may be written. What the host has is compared
         # when it leaves, unless its place is needed sooner or nothing can tell.
         cdef uint64_t size, i
         cdef void* memory
-        self.keep(chunk, False)
-        if chunk.host == NO_ROOM:
-            return
         if not chunk.hashed:
             self.forget_host(chunk)
             return
@@ -499,8 +447,7 @@ cdef class VmmMemory:
             self.doubtful_head += 1
             chunk = &self.map.chunks[block - self.map.first]
             chunk.listed = False
-            if (chunk.state == MAPPED and chunk.doubtful and chunk.host != NO_ROOM
-                    and chunk.saving != IS_SAVING):
+            if chunk.state == MAPPED and chunk.doubtful:
                 self.forget_host(chunk)
                 return True
         return False
@@ -610,8 +557,7 @@ cdef class VmmMemory:
             return status
         pthread_mutex_lock(&self.lock)
         chunk.state = AWAY
-        chunk.hashed = False
-        self.keep(chunk, False)
+        chunk.hashed = chunk.doubtful = False
         self.frames.give(chunk.frame)
         pthread_mutex_unlock(&self.lock)
         return 0

@@ -3,7 +3,6 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from deepum._core.conductor cimport Conductor, Mover
-from deepum._core.write_behind cimport WriteBehind
 
 
 cdef class ExactMover(Mover):
@@ -14,13 +13,10 @@ cdef class ExactMover(Mover):
     cdef void retire(self, uint64_t address, uint64_t size) noexcept nogil
     cdef const char* trouble(self) noexcept nogil
     cdef uint64_t refused(self) noexcept nogil
-    cdef bint may_save(self) noexcept nogil
-    cdef bint save(self, uint64_t block) noexcept nogil
 
 
 cdef class VmmConductor(Conductor):
     cdef ExactMover exact          # the mover
-    cdef WriteBehind behind        # None: nothing is copied before it has to leave
     cdef uint32_t finishing, quiet
     cdef uint32_t* named           # slots that the next launch names
     cdef uint32_t named_count, named_capacity
@@ -38,7 +34,5 @@ cdef class VmmConductor(Conductor):
     cdef int gather(self, uint64_t seq) except -1 nogil
     cdef int lend_rest(self) except -1 nogil
     cdef int end_loan(self) except -1 nogil
-    cdef void save_ahead(self) noexcept nogil
-    cdef int note_dropped(self, uint64_t block, uint64_t end, bint in_vain) except -1 nogil
     cdef int stop_short(self, const char* why) except -1 nogil
     cdef void look_for_rest(self) noexcept nogil

@@ -63,14 +63,6 @@ cdef class ExactMover(Mover):
         # Chunks that stayed, for lack of host memory.
         return 0
 
-    cdef bint may_save(self) noexcept nogil:
-        # Whether nothing has to leave now, so that the bus is free for what will have to.
-        return False
-
-    cdef bint save(self, uint64_t block) noexcept nogil:
-        # Copy a chunk to the host and let it stay. False if that cannot be.
-        return False
-
 
 cdef class VmmConductor(Conductor):
     """A conductor that opens no gate before all is there; see `Conductor`.
@@ -86,10 +78,6 @@ cdef class VmmConductor(Conductor):
         free(self.named)
         free(self.stamps)
         free(self.lent)
-
-    def write_behind(self, WriteBehind behind not None):
-        """Copy what will have to leave while nothing has to; call it before `run`."""
-        self.behind = behind
 
     def finish(self, double seconds):
         """Let what the engine was told of complete and all moves end, and begin nothing new.
@@ -145,21 +133,8 @@ cdef class VmmConductor(Conductor):
         self.open_gates()
         self.unblock()
         self.look_for_rest()
-        self.save_ahead()
         self.looked = self.now
         return busy
-
-    cdef void save_ahead(self) noexcept nogil:
-        cdef uint32_t slot
-        if (self.behind is None or self.engine.keeps or deepum_load32(&self.finishing)
-                or self.engine.mem.managed <= self.engine.mem.budget):
-            return
-        while self.exact.may_save():
-            slot = self.behind.choose(self.engine)
-            if slot == NONE:
-                return
-            if not self.exact.save(self.engine.mem.block_of(slot)):
-                self.behind.failed(slot)
 
     cdef int listen(self, bint* busy) except -1 nogil:
         cdef Ring* ring = &self.feed.ring
@@ -170,8 +145,6 @@ cdef class VmmConductor(Conductor):
         while ring.head != tail:
             event = &ring.events[ring.head & ring.mask]
             if self.end_step(event):
-                if self.behind is not None:
-                    self.behind.end_step()
                 deepum_store(&ring.head, ring.head + 1)
                 continue
             if event.type == DEEPUM_EVENT_LAUNCH:
@@ -179,11 +152,9 @@ cdef class VmmConductor(Conductor):
                 if not self.may_go():
                     break
                 self.note_needs(event.seq)
-                if self.steps.launch(event.id, event.seq, event.time_ns):
-                    if self.behind is not None:
-                        self.behind.end_step()
-                    if self.marks is not None:
-                        self.note_step(event.seq - 1)
+                if (self.steps.launch(event.id, event.seq, event.time_ns)
+                        and self.marks is not None):
+                    self.note_step(event.seq - 1)
             elif (event.type == DEEPUM_EVENT_UNMANAGE
                     and self.engine.launched > self.engine.completed):
                 break              # what runs may use it
@@ -213,8 +184,6 @@ cdef class VmmConductor(Conductor):
             memset(&self.stamps[self.stamp_count], 0,
                    (slots - self.stamp_count) * sizeof(uint64_t))
             self.stamp_count = slots
-            if self.behind is not None:
-                self.behind.grow(slots)
         self.named_count = 0
         for i in range(self.engine.range_count):
             size = self.engine.ranges[2 * i + 1]
@@ -269,8 +238,6 @@ cdef class VmmConductor(Conductor):
         for i in range(self.named_count):
             b = self.engine.mem.at(self.named[i])
             b.written = seq        # nothing says that it is only read
-            if self.behind is not None and self.behind.touched(self.named[i], seq):
-                self.exact.stale(self.engine.mem.block_of(self.named[i]))
             if b.state == RESIDENT:
                 if not b.flags & DIRTY:
                     b.flags |= DIRTY
@@ -394,25 +361,9 @@ cdef class VmmConductor(Conductor):
 
     cdef int dispatch(self) except -1 nogil:
         cdef uint32_t i
-        cdef const deepum_command* command
         for i in range(self.engine.command_count):
-            command = &self.engine.commands[i]
-            if self.behind is not None and (command.type == DEEPUM_COMMAND_DISCARD
-                                            or command.flags & DEEPUM_COMMAND_CLEAN):
-                self.note_dropped(command.block, command.block + command.count,
-                                  command.type == DEEPUM_COMMAND_DISCARD)
-            self.mover.submit(self.feed, command)
+            self.mover.submit(self.feed, &self.engine.commands[i])
         self.engine.command_count = 0
-        return 0
-
-    cdef int note_dropped(self, uint64_t block, uint64_t end, bint in_vain) except -1 nogil:
-        # Chunks leave without a copy: one that was made is of use, or is not.
-        cdef uint32_t slot
-        while block < end:
-            slot = self.engine.mem.slot_of(<uint32_t>block)
-            block = self.engine.mem.past(block, slot)
-            if slot != NONE and slot < self.behind.count:
-                self.behind.left(slot, in_vain)
         return 0
 
     @property

@@ -13,7 +13,7 @@ from deepum.errors import BackendError, DeepUMError
 from deepum.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from deepum._core.cuda_copier import Copier
+    from deepum._core.cuda_digest import Digester
     from deepum._core.cuda_vmm import VmmMemory
     from deepum.cuda.device import Device
 
@@ -21,15 +21,16 @@ OPTIONS: dict[str, Any] = {
     **gpu.OPTIONS,
     "chunk_mib": 16,
     "ahead": 256,
-    "copy_kernel": True,
-    "write_behind": True,
+    "compare": True,
+    "keep_copies": False,
 }
 """Options of sessions of this kind: `deepum.backends.gpu.OPTIONS`, and these.
 
 The most MiB that move as one, a power of two from 2 to 64; launches that the program may submit
 before their memory is there, at most 300: the driver takes no more behind a closed gate; whether
-a kernel copies to the host (`deepum.cuda.copier`), and whether it does so before memory has to
-leave, while the bus is free.
+what the host has of a chunk is compared when it leaves, so that it need not be copied if it has not
+changed; whether the host has room to keep a copy of all that is on the device, for programs that
+read more than they write.
 """
 
 HOST_SHARE = 0.9
@@ -57,7 +58,7 @@ class VmmBackend(GpuBackend):
     """One GPU whose memory is remapped, from `start` to `stop`; see `GpuBackend`."""
 
     name = "vmm"
-    copier: Copier | None = None
+    digester: Digester | None = None
     options = OPTIONS
 
     def _take_over(self, device: Device, budget: int) -> None:
@@ -89,9 +90,8 @@ class VmmBackend(GpuBackend):
         context = cuda_memory.current_context()
         if not context:
             raise BackendError("the driver tells of no CUDA context in this thread")
-        ahead = self._options["copy_kernel"] and self._options["write_behind"]
-        behind = budget // 4 if ahead else 0
-        memory.begin(context, budget, self.host_bytes, allowed, mib * 2**20 // _BLOCK, behind)
+        more = budget if self._options["keep_copies"] else 0
+        memory.begin(context, budget, self.host_bytes, allowed, mib * 2**20 // _BLOCK, more)
 
     def _engine_options(self) -> dict[str, Any]:
         return {"gated": True, "drop_clean": True}
@@ -102,27 +102,19 @@ class VmmBackend(GpuBackend):
 
         self.mover = VmmMover(self.memory, delay_us=int(self._options["delay_us"]))
         self.conductor = VmmConductor(self.engine, self.feed, self.mover, gated=True, names=True)
-        if self._options["copy_kernel"]:
-            self._use_kernel(ordinal)
+        if self._options["compare"]:
+            self._compare()
 
-    def _use_kernel(self, ordinal: int) -> None:
-        from deepum._core.cuda_copier import Copier
-        from deepum._core.cuda_vmm_mover import JOBS
-        from deepum._core.write_behind import WriteBehind
-        from deepum.cuda import copier as kernel
+    def _compare(self) -> None:
+        from deepum._core.cuda_digest import Digester
+        from deepum._core.cuda_vmm_mover import DIGESTS
+        from deepum.cuda import digest
 
-        copier = Copier(
-            kernel.PTX.encode(), kernel.NAME.encode(), kernel.COPYING, kernel.BOTH,
-            kernel.READING, kernel.THREADS, JOBS,
-        )  # fmt: skip
-        self.copier = copier
-        if not copier.begin(ordinal, self.memory.side_stream):
-            return  # the copy engine copies all, when it has to leave
-        self.mover.use_kernel(copier)
-        if self._options["write_behind"]:
-            behind = WriteBehind()
-            self.mover.write_behind(behind)
-            self.conductor.write_behind(behind)
+        self.digester = Digester(
+            digest.PTX.encode(), digest.NAME.encode(), digest.BLOCKS, digest.THREADS, DIGESTS
+        )
+        if self.digester.begin(self.memory.side_stream):
+            self.mover.compare(self.digester)
 
     def _attach(self) -> None:
         self.launches.ahead = int(self._options["ahead"])
@@ -172,8 +164,8 @@ class VmmBackend(GpuBackend):
             )
         if not lost:
             self.mover.settle()
-            if self.copier is not None:
-                self.copier.end()
+            if self.digester is not None:
+                self.digester.end()
             self.memory.end()
 
     @property

@@ -32,7 +32,6 @@ int attribute(int number) {
   switch (number) {
     case 16: return 132;                                   // multiprocessors
     case 19: case 40: case 41: case 78: case 83: return 1;  // host mapping, copy engine, unified addressing, priorities, managed
-    case 91: return 1;                                     // registered memory has one address
     case 33: return 1;                                     // PCI bus
     case 75: return 9;                                     // compute capability
     case 76: return 0;

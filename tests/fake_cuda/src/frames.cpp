@@ -147,7 +147,6 @@ CUresult map_frame(uint64_t address, uint64_t size, uint64_t offset, uint64_t ha
   void* got = mmap(reinterpret_cast<void*>(address), size, PROT_NONE, MAP_FIXED | MAP_SHARED, file(), off_t(frame->at + offset));
   if (got == MAP_FAILED) return kOutOfMemory;
   auto mapping = std::make_shared<Mapping>(Mapping{frame, offset, kNoAccess});
-  if (!frame->first) frame->first = mapping.get();
   allocations().emplace(address, Allocation{address, size, Kind::mapped, new_id(), 4096, {}, {}, mapping});
   values().mappings++;
   values().mapped_bytes += size;
@@ -225,10 +224,7 @@ bool use(const Allocation& a, int access) {
       other.writes |= writes;
       known = true;
     }
-    if (other.thread == me || other.through == a.mapping.get() || !(writes || other.writes)) continue;
-    const Mapping* alias = a.mapping->frame->first;
-    bool reads_alias = (alias == other.through && !other.writes) || (alias == a.mapping.get() && !writes);
-    (reads_alias ? values().torn_reads : values().alias_conflicts)++;
+    if (other.thread != me && other.through != a.mapping.get() && (writes || other.writes)) values().alias_conflicts++;
   }
   if (known) return true;
   uses.push_back({me, a.mapping.get(), writes});

@@ -29,7 +29,6 @@ struct Frame {
   ~Frame();
   uint64_t size, at;  // at: offset in the file that all frames are parts of
   bool on_host;
-  const Mapping* first = nullptr;  // where it was mapped first: its alias
   std::vector<Use> uses;
 };
 

@@ -48,7 +48,6 @@
   X(illegal_touches)               /* of what is not memory, or not mapped; the context is lost */ \
   X(unmapped_in_use)               /* mappings taken from a running kernel or copy; it is lost too */ \
   X(alias_conflicts)               /* a frame used through two mappings at once, one of them writing */ \
-  X(torn_reads)                    /* ... and the other one reading through the frame's first mapping */ \
   X(remote_pages)                  /* pages used over the bus without a fault */          \
   X(kernels)                       /* run, those of graphs included */                    \
   X(graphs)                        /* run */                                              \

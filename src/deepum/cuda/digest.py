@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kernel that copies memory out, and says whether it holds what it held before.
+"""A kernel that says whether memory holds what it held before: 128 bits of its contents.
 
-What it says is 128 bits, the digest of words ``w[0..n)`` of 64 bits: two sums modulo 2^64 over
-``i``, with ``k = i + 1``, of
+The digest of words ``w[0..n)`` of 64 bits is two sums modulo 2^64 over ``i``, with ``k = i + 1``:
 
 - ``f(w[i] + k A)``, where ``f`` is the finalizer of splitmix64 (Steele, Lea, Flood: Fast splittable
   pseudorandom number generators, OOPSLA 2014);
@@ -11,21 +10,13 @@ What it says is 128 bits, the digest of words ``w[0..n)`` of 64 bits: two sums m
 Both are one to one in each word, so contents that differ in one word never agree; others agree by
 chance once in 2^128. It guards against nobody who chooses contents so that they agree. The sums may
 be taken in any order, so thread blocks need not know of each other: each leaves a pair of its own.
-
-DESIGN: the copy engine that copies to the host is also what makes mappings accessible, and while it
-copies that waits (bench/results/h200-remaps.json). A kernel copies to pinned memory as fast with
-four thread blocks, which leaves the engine free, and the digest costs it nothing.
 """
 
 from __future__ import annotations
 
-NAME = "deepum_copy"
-COPYING = 4
-"""Thread blocks of a launch that only copies: more are no faster and take more from the program."""
-BOTH = 8
-"""Thread blocks of a launch that copies and makes a digest."""
-READING = 16
-"""Thread blocks of a launch that only makes a digest."""
+NAME = "deepum_digest"
+BLOCKS = 16
+"""Thread blocks of a launch: a 50 us look at 16 MiB that leaves most of the card to the program."""
 THREADS = 512
 """Of each."""
 _AT_ONCE = 4  # loads that a thread waits for together
@@ -56,25 +47,18 @@ _MIX = """
 """
 
 
-def _take(pairs: int, mixes: bool) -> str:
-    """Return PTX that handles so many pairs of words, the first at `%i`, and goes on behind."""
+def _take(pairs: int) -> str:
+    """Return PTX that adds so many pairs of words, the first at `%i`, and goes on behind."""
     lines = ["mov.u64 %j, %i;"]
     for n in range(pairs):
         lines += [
             "shl.b64 %x, %j, 4;",
             "add.u64 %at, %words, %x;",
-            f"ld.global.cs.v2.u64 {{%w{2 * n}, %w{2 * n + 1}}}, [%at];",
-            f"add.u64 %to{n}, %copy, %x;",
+            f"ld.global.v2.u64 {{%w{2 * n}, %w{2 * n + 1}}}, [%at];",
             "add.u64 %j, %j, %stride;",
         ]
-    if not mixes:
-        lines += [
-            f"st.global.cs.v2.u64 [%to{n}], {{%w{2 * n}, %w{2 * n + 1}}};" for n in range(pairs)
-        ]
-        return "\n    ".join([*lines, "mov.u64 %i, %j;"])
     for n in range(pairs):
         lines += [
-            f"@%copies st.global.cs.v2.u64 [%to{n}], {{%w{2 * n}, %w{2 * n + 1}}};",
             "shl.b64 %x, %i, 1;",
             "add.u64 %x, %x, 1;",  # k of the first of the two
             "mul.lo.u64 %a, %x, 0x9E3779B97F4A7C15;",
@@ -94,26 +78,21 @@ PTX = f"""
 .visible .entry {NAME}(
     .param .u64 words,          // at a multiple of 16 bytes
     .param .u64 pairs,          // of words
-    .param .u64 copy,           // where they go to; 0 for nowhere
-    .param .u64 sums            // a pair for each thread block; 0 for no digest
+    .param .u64 sums            // a pair for each thread block
 )
 .maxntid {THREADS}, 1, 1
 {{
-    .reg .pred  %leads, %ends, %copies, %plain;
+    .reg .pred  %leads, %ends;
     .reg .u32   %thread, %group, %groups, %left, %right;
-    .reg .u64   %words, %pairs, %copy, %sums, %i, %j, %stride, %ahead, %at, %zero, %first, %second;
-    .reg .u64   %w<{2 * _AT_ONCE}>, %to<{_AT_ONCE}>, %a, %b, %x, %y;
+    .reg .u64   %words, %pairs, %sums, %i, %j, %stride, %ahead, %at, %zero, %first, %second;
+    .reg .u64   %w<{2 * _AT_ONCE}>, %a, %b, %x, %y;
     .shared .align 8 .u64 left;
     .shared .align 8 .u64 right;
 
     ld.param.u64 %words, [words];
     ld.param.u64 %pairs, [pairs];
-    ld.param.u64 %copy, [copy];
     ld.param.u64 %sums, [sums];
-    setp.ne.u64 %copies, %copy, 0;
-    setp.eq.u64 %plain, %sums, 0;
     cvta.to.global.u64 %words, %words;
-    cvta.to.global.u64 %copy, %copy;
     cvta.to.global.u64 %sums, %sums;
     mov.u32 %thread, %tid.x;
     mov.u32 %group, %ctaid.x;
@@ -134,32 +113,18 @@ PTX = f"""
     mul.wide.u32 %stride, %groups, {THREADS};
     mul.lo.u64 %ahead, %stride, {_AT_ONCE - 1};
 
-    @%plain bra PLAIN;
 MANY:
     add.u64 %x, %i, %ahead;
     setp.ge.u64 %ends, %x, %pairs;
     @%ends bra FEW;
-    {_take(_AT_ONCE, mixes=True)}
+    {_take(_AT_ONCE)}
     bra MANY;
 
 FEW:
     setp.ge.u64 %ends, %i, %pairs;
     @%ends bra DONE;
-    {_take(1, mixes=True)}
+    {_take(1)}
     bra FEW;
-
-PLAIN:
-    add.u64 %x, %i, %ahead;
-    setp.ge.u64 %ends, %x, %pairs;
-    @%ends bra FEW_PLAIN;
-    {_take(_AT_ONCE, mixes=False)}
-    bra PLAIN;
-
-FEW_PLAIN:
-    setp.ge.u64 %ends, %i, %pairs;
-    @%ends bra END;
-    {_take(1, mixes=False)}
-    bra FEW_PLAIN;
 
 DONE:
     atom.shared.add.u64 %x, [%left], %first;
