@@ -81,6 +81,23 @@ def test_a_word_that_changes_is_seen(driver: Driver) -> None:
 
 
 @on_fake(memory_bytes=CARD)
+def test_what_always_changes_is_seldom_looked_at(driver: Driver) -> None:
+    with session(driver, "noop", keep_copies=True) as (backend, machine):
+        program = Program(machine)
+        state = [program.new(WORDS, k) for k in range(2 * LAYERS)]
+        change = program.new(WORDS, 1)
+        for _ in range(16):
+            for tensor in state:
+                program.axpy(tensor, change, 1)
+        program.check_all()
+        stats = backend.stats
+        digests = driver.calls("cuLaunchKernel") - stats["launches"]
+    assert stats["moves_out"] > 150
+    # One of what is new, one that finds it changed, and then one in eight and another.
+    assert 20 < digests < stats["moves_out"] // 2
+
+
+@on_fake(memory_bytes=CARD)
 @pytest.mark.parametrize("what", ["exec:copy", "exec:kernel", "cuLaunchKernel", "cuMemUnmap"])
 def test_training_is_right_whatever_lags(driver: Driver, what: str) -> None:
     with session(driver, keep_copies=True, delay_us=100) as (_, machine):
@@ -125,9 +142,9 @@ def test_a_digest_that_does_not_end_is_not_waited_for(driver: Driver) -> None:
     three = ctypes.c_uint32 * 3
     at, sizes = three(0, 8, 16), three(8, 8, 8)
     driver.library.fake_register_kernel(b"deepum_digest", body, at, sizes, 3)
-    with session(driver, machine=machine, keep_copies=True) as (backend, _):
+    with session(driver, machine=machine, keep_copies=True, chunk_mib=4) as (backend, _):
         program = Program(machine)
-        state = [program.new(WORDS, k) for k in range(2 * LAYERS)]
+        state = [program.new(SIZE // 2, k) for k in range(24)]  # of 4 MiB: two frames' worth
 
         def step() -> None:
             for k, one in enumerate(state):
@@ -138,6 +155,8 @@ def test_a_digest_that_does_not_end_is_not_waited_for(driver: Driver) -> None:
         assert backend.digester.works
         loose.clear()
         wait_until(lambda: step() or not backend.digester.works)
+        # Their frames are used again, but stay in one piece while the digests may read them.
+        state += [program.new(WORDS, k) for k in range(16)]
         step()
         assert not late
         loose.set()

@@ -787,9 +787,10 @@ cdef class VmmMover(ExactMover):
                 return -1
         pthread_mutex_lock(&self.memory.lock)
         if out:
-            if not copy.same:
-                if chunk.hashed:
-                    chunk.luck = UNLUCKY   # it was compared for nothing
+            if not copy.same and chunk.hashed:     # it was compared for nothing
+                chunk.luck = UNLUCKY
+                chunk.hashed = False
+            elif not copy.same:
                 chunk.hashed = copy.stage == KNOWN
                 chunk.digest[0] = copy.digest.first
                 chunk.digest[1] = copy.digest.second
