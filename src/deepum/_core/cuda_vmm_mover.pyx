@@ -83,7 +83,7 @@ cdef uint64_t BLOCK = 1 << DEEPUM_BLOCK_SHIFT
 cdef int TRIES = 4         # of a copy
 cdef uint64_t BURST = 8 << 20    # bytes
 cdef uint64_t AGAIN = 5_000      # ns between two looks at copies under way
-cdef uint64_t PATIENCE = 1_000_000_000    # ns that a digest may take: some 50 us are usual
+cdef uint64_t PATIENCE = 1_000_000_000    # ns that a digest may take
 cdef int UNLUCKY = -8      # times that a chunk leaves without a digest after one was of no use
 
 DIGESTS = DEEP

@@ -16,34 +16,29 @@ from __future__ import annotations
 
 NAME = "deepum_digest"
 BLOCKS = 16
-"""Thread blocks of a launch: a 50 us look at 16 MiB that leaves most of the card to the program."""
+"""Thread blocks of a launch: few, so that most of the card stays the program's."""
 THREADS = 512
 """Of each."""
 _AT_ONCE = 4  # loads that a thread waits for together
 
-_MIX = """
-    add.u64 %x, %w{word}, %a;
-    shr.u64 %y, %x, 30;
-    xor.b64 %x, %x, %y;
-    mul.lo.u64 %x, %x, 0xBF58476D1CE4E5B9;
-    shr.u64 %y, %x, 27;
-    xor.b64 %x, %x, %y;
-    mul.lo.u64 %x, %x, 0x94D049BB133111EB;
-    shr.u64 %y, %x, 31;
-    xor.b64 %x, %x, %y;
-    add.u64 %first, %first, %x;
-    xor.b64 %x, %w{word}, %b;
-    shr.u64 %y, %x, 32;
-    xor.b64 %x, %x, %y;
-    mul.lo.u64 %x, %x, 0xD6E8FEB86659FD93;
-    shr.u64 %y, %x, 32;
-    xor.b64 %x, %x, %y;
-    mul.lo.u64 %x, %x, 0xD6E8FEB86659FD93;
-    shr.u64 %y, %x, 32;
-    xor.b64 %x, %x, %y;
-    add.u64 %second, %second, %x;
-    add.u64 %a, %a, 0x9E3779B97F4A7C15;
-    add.u64 %b, %b, 0xD6E8FEB86659FD93;
+
+def _half(start: str, shifts: tuple[int, int, int], by: tuple[str, str], into: str) -> str:
+    """Return PTX that mixes what `start` leaves in `%x`, and adds it."""
+    lines = [start]
+    for shift, factor in zip(shifts, (*by, ""), strict=True):
+        lines += [f"shr.u64 %y, %x, {shift};", "xor.b64 %x, %x, %y;"]
+        if factor:
+            lines.append(f"mul.lo.u64 %x, %x, {factor};")
+    return "\n    ".join([*lines, f"add.u64 {into}, {into}, %x;"])
+
+
+_SPLITMIX = ("0xBF58476D1CE4E5B9", "0x94D049BB133111EB")
+_A, _B = "0x9E3779B97F4A7C15", "0xD6E8FEB86659FD93"
+_MIX = f"""
+    {_half("add.u64 %x, %w{word}, %a;", (30, 27, 31), _SPLITMIX, "%first")}
+    {_half("xor.b64 %x, %w{word}, %b;", (32, 32, 32), (_B, _B), "%second")}
+    add.u64 %a, %a, {_A};
+    add.u64 %b, %b, {_B};
 """
 
 
@@ -61,8 +56,8 @@ def _take(pairs: int) -> str:
         lines += [
             "shl.b64 %x, %i, 1;",
             "add.u64 %x, %x, 1;",  # k of the first of the two
-            "mul.lo.u64 %a, %x, 0x9E3779B97F4A7C15;",
-            "mul.lo.u64 %b, %x, 0xD6E8FEB86659FD93;",
+            f"mul.lo.u64 %a, %x, {_A};",
+            f"mul.lo.u64 %b, %x, {_B};",
             _MIX.format(word=2 * n),
             _MIX.format(word=2 * n + 1),
             "add.u64 %i, %i, %stride;",
