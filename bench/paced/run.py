@@ -98,7 +98,7 @@ def play(given: argparse.Namespace) -> None:
     # As a session sets the engine up.
     engine = Engine(
         blocks, policies.make_native(policy), depth=given.depth, learn_allocations=False,
-        low=max(32, blocks // 64), high=max(64, blocks // 32), early=blocks // 8, frees_early=True,
+        low=max(32, blocks // 64), high=max(64, blocks // 32), frees_early=True,
         batches_demand=True, hurries=True, gated=True, drop_clean=True,
         **policies.table_options(policy),
     )  # fmt: skip

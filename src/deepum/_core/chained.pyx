@@ -22,7 +22,7 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memset
 
 from deepum._core.block_table cimport Table, walk_begin, walk_free, walk_next
-from deepum._core.engine cimport DEFAULT_ORDER, NOBODY, Engine, NativePolicy
+from deepum._core.engine cimport DEFAULT_ORDER, Engine, NativePolicy
 from deepum._core.exec_table cimport NONE
 from deepum._core.feed cimport deepum_load
 from deepum._core.foresight cimport Foresight
@@ -176,11 +176,6 @@ cdef class ChainedPolicy(NativePolicy):
         if not self.next_use or not self.foresight.ripe(engine):
             return DEFAULT_ORDER
         return self.foresight.victim(engine, 0 if demand else self.position)
-
-    cdef int64_t early_victim(self, Engine engine) except? -2 nogil:
-        if not self.next_use or not self.foresight.ripe(engine):
-            return NOBODY
-        return self.foresight.early_victim(engine, self.position)
 
     cdef bint waits(self, Engine engine, uint32_t block) except -1 nogil:
         # Whether the block would need a frame that only something needed sooner can give.

@@ -53,7 +53,6 @@ cdef class NativePolicy:
     cdef int on_free(self, Engine engine, uint64_t address, uint64_t size) except -1 nogil
     cdef int advance(self, Engine engine) except -1 nogil
     cdef int64_t victim(self, Engine engine, uint32_t wanted, bint demand) except? -2 nogil
-    cdef int64_t early_victim(self, Engine engine) except? -2 nogil
     cdef uint64_t bytes_used(self) noexcept nogil
 
 
@@ -68,7 +67,6 @@ cdef class Engine:
     # switches: what the user allows and the policy wants
     cdef bint prefetches, pre_evicts, invalidates
     cdef uint32_t low, high         # pre-eviction starts below low free frames and ends at high
-    cdef uint32_t early            # ... or here, with what is not needed for long
     cdef uint32_t queue_limit       # prefetches that wait at once
     cdef uint32_t window            # blocks of prefetch on their way at once
     cdef uint32_t max_run           # neighbouring blocks in one command

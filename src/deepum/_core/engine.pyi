@@ -50,7 +50,6 @@ class Engine:
         follows: bool = False,
         low: int = 32,
         high: int = 64,
-        early: int = 0,
         window: int = 32,
         max_run: int = 16,
         queue: int = 0,

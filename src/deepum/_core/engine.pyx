@@ -92,10 +92,6 @@ cdef class NativePolicy:
         # engine, NOBODY keeps every block where no fault waits.
         return DEFAULT_ORDER
 
-    cdef int64_t early_victim(self, Engine engine) except? -2 nogil:
-        # A slot that may as well leave now, while frames are not short yet; NOBODY if none.
-        return NOBODY
-
     cdef uint64_t bytes_used(self) noexcept nogil:
         return 0
 
@@ -123,9 +119,6 @@ cdef class Engine:
         Whether a chain stops where it has spoken for three quarters of the frames, not at `depth`.
     low, high : int
         Pre-eviction starts when fewer than `low` frames are free and frees up to `high`.
-    early : int
-        Frames that are kept free if the policy knows of blocks that are not needed for long. 0:
-        nothing leaves before frames run short.
     window, max_run : int
         Blocks of prefetch on their way at once; blocks in one command.
     gated : bool
@@ -166,7 +159,6 @@ cdef class Engine:
         bint follows=False,
         uint32_t low=32,
         uint32_t high=64,
-        uint32_t early=0,
         uint32_t window=32,
         uint32_t max_run=16,
         uint32_t queue=0,
@@ -198,7 +190,6 @@ cdef class Engine:
         # A small budget keeps most of its frames for use.
         self.low = <uint32_t>min(low, budget // 8)
         self.high = <uint32_t>min(high, budget // 4)
-        self.early = <uint32_t>min(early, budget // 4)
         self.window = <uint32_t>max(1, min(window, budget // 2))
         self.queue_asked = queue
         self.max_run = max_run
@@ -806,19 +797,13 @@ cdef class Engine:
 
     cdef int make_room(self) except -1 nogil:
         cdef int64_t free = self.mem.frames_free() + <int64_t>self.mem.outgoing
-        cdef int64_t victim, wanted = self.high if free < self.low else 0
+        cdef int64_t victim
         # Where all there is fits, frames do not run short, however few are left.
-        if self.mem.managed <= self.mem.budget:
+        if free >= self.low or self.mem.managed <= self.mem.budget:
             return 0
-        while free < wanted:
-            victim = self.choose_victim(False, <uint32_t>(wanted - free))
+        while free < self.high:
+            victim = self.choose_victim(False, <uint32_t>(self.high - free))
             if victim < 0:
-                break
-            free += self.mem.frames(<uint32_t>victim)
-            self.evict(<uint32_t>victim, False)
-        while free < self.early and not self.keeps:
-            victim = self.policy.early_victim(self)
-            if victim < 0 or not self.may_evict(<uint32_t>victim):
                 break
             free += self.mem.frames(<uint32_t>victim)
             self.evict(<uint32_t>victim, False)

@@ -42,8 +42,6 @@ cdef class Foresight:
     cdef bint short_of(self, Engine engine, uint64_t position) noexcept nogil
     cdef uint64_t next_use(self, Engine engine, uint32_t slot) noexcept nogil
     cdef int64_t victim(self, Engine engine, uint64_t beyond) except? -2 nogil
-    cdef int64_t early_victim(self, Engine engine, uint64_t beyond) except? -2 nogil
-    cdef int64_t furthest(self, Engine engine, uint64_t beyond) except? -2 nogil
     cdef uint64_t bytes_used(self) noexcept nogil
 
     cdef int file(self, Engine engine) except -1 nogil

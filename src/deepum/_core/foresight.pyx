@@ -26,8 +26,6 @@ cdef uint64_t NEVER = 0xFFFFFFFFFFFFFFFF
 cdef enum:
     STRIDE = 64                # kernels looked up at one launch
     LOOKS = 64                 # blocks looked at before giving up
-    FAR_PERCENT = 40           # of a step: what the simulator found best for a GPT-2, a BERT, a
-    #                            ResNet and a DLRM (bench/results/sim-vmm-early.json)
     STRANGERS = 4              # launches in a row that may be others than foreseen: a tensor that
     #                            lies elsewhere in each step makes a kernel another one
 
@@ -243,6 +241,9 @@ cdef class Foresight:
         # A block without live contents costs nothing to give up; else the one with the furthest
         # next use goes, if that lies beyond a launch.
         cdef uint32_t slot = engine.mem.dead.head, looked = 0
+        cdef Use top
+        cdef int64_t chosen = NOBODY
+        cdef Block* b
         if not self.filed:
             self.file(engine)
         while slot != NONE and looked < LOOKS:
@@ -251,21 +252,6 @@ cdef class Foresight:
                 return slot
             slot = engine.mem.at(slot).after
             looked += 1
-        return self.furthest(engine, beyond)
-
-    cdef int64_t early_victim(self, Engine engine, uint64_t beyond) except? -2 nogil:
-        # What is not needed for so much of a step has to leave within it in any case, and the
-        # earlier, the less of the bus lies idle.
-        beyond = max(beyond, engine.completed + self.lap * FAR_PERCENT // 100)
-        if not self.filed:
-            self.file(engine)
-        return self.furthest(engine, beyond)
-
-    cdef int64_t furthest(self, Engine engine, uint64_t beyond) except? -2 nogil:
-        # The block with the furthest next use of those that can go, if that lies beyond a launch.
-        cdef Use top
-        cdef int64_t chosen = NOBODY
-        cdef Block* b
         while self.due.size:
             top = self.due.heap[0]
             b = engine.mem.at(top.slot)

@@ -232,8 +232,8 @@ class GpuBackend:
         """Whether launches name their memory."""
         return True
 
-    def _engine_options(self, blocks: int) -> dict[str, Any]:
-        """Return what is special about the engine of a budget."""
+    def _engine_options(self) -> dict[str, Any]:
+        """Return what is special about the engine."""
         return {}
 
     def _allow(self, device: Device, budget: int) -> None:
@@ -301,7 +301,7 @@ class GpuBackend:
             frees_early=True,
             batches_demand=True,
             hurries=True,
-            **self._engine_options(blocks),
+            **self._engine_options(),
             **cast("Any", policies.table_options(self._policy)),
         )
 

@@ -60,7 +60,7 @@ class ManagedBackend(GpuBackend):
     def _gated(self) -> bool:
         return self._names if self._options["gates"] is None else bool(self._options["gates"])
 
-    def _engine_options(self, blocks: int) -> dict[str, Any]:
+    def _engine_options(self) -> dict[str, Any]:
         return {"gated": self._gated}
 
     def _make_movers(self, ordinal: int) -> None:

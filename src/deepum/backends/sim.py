@@ -48,14 +48,9 @@ most neighbouring blocks moved as one run (0: as the machine does best);
 whether allocations enter the block tables; whether
 launches name their memory; whether pointers are part of the execution ID."""
 
-VMM_OPTIONS: dict[str, Any] = {"chunk_mib": 16, "ahead": 256, "early": True}
+VMM_OPTIONS: dict[str, Any] = {"chunk_mib": 16, "ahead": 256}
 """Further options of memory mode ``vmm``: the largest chunk, MiB, a power of two from 2 to 128;
-launches that the program submits behind the running one; whether an eighth of the budget is kept free
-as long as there are blocks that the policy knows not to be needed for long. `drop_clean` is on there
-by default."""
-
-EARLY_SHARE = 8
-"""Of the budget, one part in so many is kept free early."""
+launches that the program submits behind the running one. `drop_clean` is on there by default."""
 
 STRIDED = ("conv", "batch_norm", "pool")
 """Parts of kernel names that tell a kernel over image planes, which reads memory in strides."""
@@ -125,7 +120,6 @@ class SimBackend:
         chunk = _chunk_blocks(engine_options) if memory_mode == "vmm" else 1
         # Room for two chunks at least: one that moves and one that is next.
         spare = 2 * chunk if chunk > 1 else 0
-        early = memory_mode == "vmm" and engine_options["early"]
         self._policy = policies.make(policy, policy_options)
         self.set_aside = ""
         self._pending: Policy | None = None
@@ -156,7 +150,6 @@ class SimBackend:
                 auto_depth=bool(engine_options["auto_depth"]),
                 low=max(engine_options["pre_evict_low"], spare),
                 high=max(engine_options["pre_evict_high"], 2 * spare),
-                early=self.memory_bytes // BLOCK_BYTES // EARLY_SHARE if early else 0,
                 window=max(engine_options["window"], spare),
                 max_run=engine_options["max_run"] or max(chunk, self.machine.max_run_blocks),
                 queue=engine_options["queue"],

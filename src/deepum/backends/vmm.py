@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from deepum.backends import gpu
 from deepum.backends.gpu import GpuBackend
-from deepum.backends.sim import EARLY_SHARE
 from deepum.cuda.device import host_available
 from deepum.errors import BackendError, DeepUMError
 from deepum.units import format_bytes, parse_bytes
@@ -22,15 +21,13 @@ OPTIONS: dict[str, Any] = {
     **gpu.OPTIONS,
     "chunk_mib": 16,
     "ahead": 256,
-    "early": True,
     "compare": True,
     "keep_copies": False,
 }
 """Options of sessions of this kind: `deepum.backends.gpu.OPTIONS`, and these.
 
 The most MiB that move as one, a power of two from 2 to 64; launches that the program may submit
-before their memory is there, at most 300: the driver takes no more behind a closed gate; whether an
-eighth of the budget is kept free as long as there is memory that is not needed for long; whether
+before their memory is there, at most 300: the driver takes no more behind a closed gate; whether
 what the host has of a chunk is compared when it leaves, so that it need not be copied if it has not
 changed; whether the host has room to keep a copy of all that is on the device, for programs that
 read more than they write.
@@ -96,9 +93,8 @@ class VmmBackend(GpuBackend):
         more = budget if self._options["keep_copies"] else 0
         memory.begin(context, budget, self.host_bytes, allowed, mib * 2**20 // _BLOCK, more)
 
-    def _engine_options(self, blocks: int) -> dict[str, Any]:
-        early = blocks // EARLY_SHARE if self._options["early"] else 0
-        return {"gated": True, "drop_clean": True, "early": early}
+    def _engine_options(self) -> dict[str, Any]:
+        return {"gated": True, "drop_clean": True}
 
     def _make_movers(self, ordinal: int) -> None:
         from deepum._core.cuda_vmm_mover import VmmMover
