@@ -5,18 +5,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 MARK = "POINT "
+STEP = re.compile(r"^step (\d+\.\d+)", re.MULTILINE)
+"""What a point writes on standard error after each step."""
 
 
 def run(script: str, task: dict, timeout: float) -> dict:
     """Run one point: ``script --point TASK`` in a new process.
 
     Returns what it printed after `MARK`, or ``{"error": …, "stderr": …}``. A process that does not
-    end in time is killed; what it wrote on standard error until then is kept.
+    end in time is killed; what it wrote on standard error until then is kept, and in `step_s_all` how
+    long the steps took that it ended.
     """
     command = [sys.executable, "-u", script, "--point", json.dumps(task)]
     environment = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # for determinism
@@ -25,8 +29,10 @@ def run(script: str, task: dict, timeout: float) -> dict:
             command, capture_output=True, text=True, timeout=timeout, check=False, env=environment
         )
     except subprocess.TimeoutExpired as error:
-        tail = (error.stderr or b"")[-3000:]
-        return {"error": f"no end in {timeout:g} s", "stderr": tail.decode(errors="replace")}
+        written = (error.stderr or b"").decode(errors="replace")
+        steps = [float(seconds) for seconds in STEP.findall(written)]
+        ended = {"step_s_all": steps} if steps else {}
+        return {"error": f"no end in {timeout:g} s", "stderr": written[-3000:], **ended}
     for line in done.stdout.splitlines():
         if line.startswith(MARK):
             return json.loads(line[len(MARK) :])

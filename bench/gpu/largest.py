@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 KEY = ("model", "mode", "limit_bytes", "batch")
+KILLED = "exit status -9"
+"""What the kernel does to a process when the host has no memory left."""
 
 
 def largest(runs: Callable[[int], bool], start: int, most: int, within: float) -> int:
@@ -86,8 +88,9 @@ def main(models, modes, limit, start, most, within, timeout, resume, output):
                 done = results.find(**fields)
                 if done is None:
                     done = fields | child.run(__file__, fields, timeout)
-                    if done.get("error", "").startswith("no end"):
-                        # Too slow to be of use is too large, and a resumed run need not try again.
+                    if done.get("error", "").startswith(("no end", KILLED)):
+                        # Too slow to be of use, or too much for the host, is too large, and a
+                        # resumed run need not try again.
                         done["runs"] = False
                         done["reason"] = done.pop("error")
                     results.add(done)

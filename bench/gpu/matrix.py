@@ -70,7 +70,15 @@ def run(wanted: list[plan.Point], results: child.Results, how: How) -> None:
                 made["ratio"] = point.ratio
                 if made.get("check") and len(made["losses"]) == len(native["losses"]):
                     made["bitwise_equal"] = made["check"] == native["check"]
+                compare_losses(made, native)
                 results.add(made)
+
+
+def compare_losses(made: dict, native: dict) -> None:
+    """Say whether the losses of the steps that both points have are the same, bit by bit."""
+    both = min(len(made.get("losses", ())), len(native["losses"]))
+    if both and made.get("check"):
+        made["losses_equal"] = made["losses"][:both] == native["losses"][:both]
 
 
 def batch_of(point: plan.Point) -> int:

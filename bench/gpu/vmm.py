@@ -9,7 +9,8 @@
 Points run as in managed.py, whose words on processes, limits and bounds hold here. `vmm` and
 `managed-chained` have the policy `chained`. The alternatives (alternatives.py) are ordinary PyTorch
 held to the same limit by `torch.cuda.set_per_process_memory_fraction`; nobody counts their bytes,
-so these are null, and so is `bitwise_equal` where a `note` says that the numerics differ. A point
+so these are null, and so is `bitwise_equal` where a `note` says that the numerics differ, or where
+native ran for another number of steps: `losses_equal` compares those that both have. A point
 without enough memory has `out_of_memory`, one that could not run has `error`.
 
 `--life` trains a model for many steps with changing batch sizes, accumulated and clipped gradients

@@ -111,6 +111,7 @@ task = child.task()
 print("noise")
 print("something went wrong", file=sys.stderr, flush=True)
 if task["how"] == "hang":
+    print("step 1.250 {{'faults': 3}}\\nstep 0.750 {{}}", file=sys.stderr, flush=True)
     time.sleep(60)
 if task["how"] == "die":
     sys.exit(3)
@@ -128,12 +129,14 @@ def test_a_point_has_a_process_and_a_timeout_of_its_own(tmp_path: Path, how: str
     else:
         assert point["error"] == ("exit status 3" if how == "die" else "no end in 3 s")
         assert "something went wrong" in point["stderr"]
+        assert point.get("step_s_all") == (None if how == "die" else [1.25, 0.75])
 
 
 def test_what_was_measured_has_the_documented_fields(repo: Path) -> None:
-    stored = json.loads((repo / "bench" / "results" / "h200-managed.json").read_text())
-    assert set(stored) == {"machine", "command", "date", "points"}
-    for point in stored["points"]:
+    names = ("h200-managed.json", "h200-managed-models.json")
+    all_stored = [json.loads((repo / "bench" / "results" / name).read_text()) for name in names]
+    assert all(set(stored) == {"machine", "command", "date", "points"} for stored in all_stored)
+    for point in (point for stored in all_stored for point in stored["points"]):
         assert {"model", "batch", "mode", "peak_bytes", "limit_bytes", "step_s", "faults",
                 "bytes_in", "bytes_out", "bytes_dropped", "energy_j"} <= set(point)  # fmt: skip
 
@@ -233,6 +236,27 @@ def test_the_largest_batch_is_found_in_few_tries(right: int, within: float) -> N
         assert found == right
     assert len(tried) == len(set(tried)) <= 16
     assert all(1 <= batch <= 100 for batch in tried)
+
+
+@pytest.mark.parametrize(
+    ("error", "found"), [("exit status -9", 4), ("no end in 9 s", 4), ("exit status 1", None)]
+)
+def test_a_batch_that_the_host_has_no_memory_for_is_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, found: int | None
+) -> None:
+    script = load("largest")
+    monkeypatch.setattr(load("head"), "head", dict)
+    monkeypatch.setattr(
+        script.child, "run",
+        lambda script, task, timeout: {"runs": True} if task["batch"] < 5 else {"error": error},
+    )  # fmt: skip
+    path = tmp_path / "out.json"
+    given = ["--models", "m", "--modes", "vmm", "--most", "16", "--json", str(path)]
+    assert CliRunner().invoke(script.main, given).exit_code == (found is None)
+    stored = json.loads(path.read_text())["points"]
+    assert stored[-1].get("largest_batch") == found
+    reasons = {point["batch"]: point.get("reason") for point in stored if "batch" in point}
+    assert reasons[8] == (error if found else None)
 
 
 def test_what_a_launch_costs_more() -> None:

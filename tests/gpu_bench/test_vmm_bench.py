@@ -131,8 +131,10 @@ def test_points_of_other_numbers_of_steps_are_not_compared(
     machine: Machine, tmp_path: Path
 ) -> None:
     machine.answers["noop"] = {"losses": [2.0]}
-    made = rows(machine, tmp_path / "out.json", ["noop", "vmm"])
-    assert [row["bitwise_equal"] for row in made] == [None, None, True]
+    machine.answers["managed-chained"] = {"losses": [3.0]}
+    made = rows(machine, tmp_path / "out.json", ["noop", "managed-chained", "vmm"])
+    assert [row["bitwise_equal"] for row in made] == [None, None, None, True]
+    assert [row.get("losses_equal") for row in made] == [None, True, False, True]
 
 
 def test_each_session_may_have_a_trace(machine: Machine, tmp_path: Path) -> None:
