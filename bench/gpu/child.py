@@ -19,8 +19,8 @@ def run(script: str, task: dict, timeout: float) -> dict:
     """Run one point: ``script --point TASK`` in a new process.
 
     Returns what it printed after `MARK`, or ``{"error": …, "stderr": …}``. A process that does not
-    end in time is killed; what it wrote on standard error until then is kept, and in `step_s_all` how
-    long the steps took that it ended.
+    end in time is killed; what it wrote on standard error until then is kept, and how long the
+    steps took that it ended.
     """
     command = [sys.executable, "-u", script, "--point", json.dumps(task)]
     environment = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # for determinism

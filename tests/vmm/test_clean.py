@@ -12,6 +12,7 @@ from tests.managed.stand_in import Program, training
 
 from .digests import model
 from .live import CARD, LAYERS, WORDS, machine_for, session
+from .test_hazards import wide
 
 MS = 1_000_000
 SIZE = 2 << 20
@@ -80,6 +81,23 @@ def test_a_word_that_changes_is_seen(driver: Driver) -> None:
         assert backend.stats["bytes_same"] > 0
 
 
+@on_fake(memory_bytes=CARD, timeout=60)
+def test_what_a_kernel_wrote_in_host_memory_is_not_taken_for_what_was_there(driver: Driver) -> None:
+    with session(driver, "noop", keep_copies=True) as (backend, machine):
+        program = Program(machine)
+        tensors = [program.new(2 * WORDS, k) for k in range(30)]  # 75 MiB
+        back, total = program.new(2 * WORDS, -3 & 0xFFFFFFFF), program.new(2 * WORDS, 0)
+        for tensor in tensors * 2:
+            program.axpy(total, tensor, 1)
+        assert backend.stats["bytes_same"] > 0
+        wide(program, tensors)  # adds 3, and most of them are in host memory meanwhile
+        driver.sync()
+        assert backend.stats["lent_blocks"] > 0
+        for tensor in tensors:  # as it was when it last left
+            program.axpy(tensor, back, 1)
+        program.check_all()
+
+
 @on_fake(memory_bytes=CARD)
 def test_what_always_changes_is_seldom_looked_at(driver: Driver) -> None:
     with session(driver, "noop", keep_copies=True) as (backend, machine):
@@ -121,6 +139,23 @@ def test_without_room_to_keep_copies_what_leaves_has_it(driver: Driver) -> None:
         read_over_and_over(Program(machine), 4)
         training(Program(machine), LAYERS, WORDS, 2)
         assert backend.stats["moves_refused"] == 0
+
+
+@on_fake(memory_bytes=CARD)
+def test_what_came_in_vain_still_has_its_place(driver: Driver) -> None:
+    """Brought in an order that nobody foresees, much leaves as it came; the host is nearly full."""
+    with session(driver, host=256 << 20, chunk_mib=4) as (backend, machine):
+        program = Program(machine)
+        weights = [program.new(SIZE // 2, k + 1) for k in range(63)]  # of 4 MiB
+        total = program.new(SIZE // 2, 0)
+        for _ in range(2):
+            for weight in weights:
+                program.axpy(total, weight, 1)
+        for k in np.random.default_rng(1).integers(0, len(weights), 400):
+            program.axpy(total, weights[k], 1)
+        stats = backend.stats
+        program.check_all()
+    assert stats["wasted"] > 0
 
 
 @on_fake(memory_bytes=CARD)

@@ -3,6 +3,7 @@
 from cuda.bindings cimport cydriver
 from libc.stdint cimport uint32_t, uint64_t
 
+from deepum._core.block_queue cimport Queue
 from deepum._core.chunk_map cimport Chunk, ChunkMap
 from deepum._core.feed cimport Feed, pthread_mutex_t
 from deepum._core.frame_pool cimport CLASSES, FramePool
@@ -40,8 +41,7 @@ cdef class VmmMemory:
     cdef readonly uint64_t refused         # bytes of the last request that went over
     cdef cydriver.CUstream stream          # for what is waited for
     cdef uint64_t more                     # blocks that the host has room for beside what is away
-    cdef uint64_t* doubtful                # chunks whose place on the host may be taken: a ring
-    cdef uint64_t doubtful_head, doubtful_tail, doubtful_size
+    cdef Queue doubtful            # chunks whose place on the host may be taken
     cdef uint32_t stuck[MOST_STUCK]        # frames whose alias a digest may read yet
     cdef uint32_t stuck_count
     cdef uint64_t top                      # no segment ever lay beyond this block

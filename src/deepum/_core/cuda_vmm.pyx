@@ -12,9 +12,10 @@ The callbacks take no GIL and live as long as the process; so does the memory.
 
 from cuda.bindings cimport cydriver
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free
 from libc.string cimport memset
 
+from deepum._core.block_queue cimport queue_at, queue_put
 from deepum._core.chunk_map cimport (
     AWAY, IN_HOST, MAPPED, Chunk, ChunkMap, blocks_of,
 )
@@ -102,7 +103,7 @@ cdef class VmmMemory:
         self.slabs = HostSlabs(SLAB_BLOCKS * BLOCK)
 
     def __dealloc__(self):
-        free(self.doubtful)
+        free(self.doubtful.entries)
 
     def begin(
         self, uint64_t context, uint64_t budget, uint64_t host, uint64_t allowed, uint32_t chunk,
@@ -414,38 +415,24 @@ cdef class VmmMemory:
     cdef void doubt(self, Chunk* chunk) noexcept nogil:
         # With the lock held: a chunk on the device may be written. What the host has is compared
         # when it leaves, unless its place is needed sooner or nothing can tell.
-        cdef uint64_t size, i
-        cdef void* memory
         if not chunk.hashed:
             self.forget_host(chunk)
             return
         chunk.doubtful = True
-        if chunk.listed:
-            return
-        if self.doubtful_tail - self.doubtful_head == self.doubtful_size:
-            size = self.doubtful_size * 2 if self.doubtful_size else 256
-            memory = realloc(NULL, size * sizeof(uint64_t))
-            if memory == NULL:
+        if not chunk.listed:
+            if queue_put(&self.doubtful, self.map.block_of(chunk), 0):
+                chunk.listed = True
+            else:
                 self.forget_host(chunk)
-                return
-            for i in range(self.doubtful_head, self.doubtful_tail):
-                (<uint64_t*>memory)[i & (size - 1)] = self.doubtful[i & (self.doubtful_size - 1)]
-            free(self.doubtful)
-            self.doubtful = <uint64_t*>memory
-            self.doubtful_size = size
-        self.doubtful[self.doubtful_tail & (self.doubtful_size - 1)] = self.map.block_of(chunk)
-        self.doubtful_tail += 1
-        chunk.listed = True
 
     cdef bint reclaim(self) noexcept nogil:
         # With the lock held: give up a copy on the host that nobody counts on. False if there is
         # none.
-        cdef uint64_t block
         cdef Chunk* chunk
-        while self.doubtful_head != self.doubtful_tail:
-            block = self.doubtful[self.doubtful_head & (self.doubtful_size - 1)]
-            self.doubtful_head += 1
-            chunk = &self.map.chunks[block - self.map.first]
+        while self.doubtful.head != self.doubtful.tail:
+            chunk = &self.map.chunks[
+                queue_at(&self.doubtful, self.doubtful.head).block - self.map.first]
+            self.doubtful.head += 1
             chunk.listed = False
             if chunk.state == MAPPED and chunk.doubtful:
                 self.forget_host(chunk)

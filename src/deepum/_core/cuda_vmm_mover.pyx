@@ -26,9 +26,10 @@ one chunk take effect in order, whichever threads carry them out.
 cimport cython
 from cuda.bindings cimport cydriver
 from libc.stdint cimport uint32_t, uint64_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free
 from libc.string cimport memset
 
+from deepum._core.block_queue cimport Entry, Queue, queue_at, queue_put
 from deepum._core.chunk_map cimport (
     AWAY, DOOMED, ENTERING, LEAVING, MAPPED, UNMAPPING, Chunk, blocks_of,
 )
@@ -90,16 +91,6 @@ DIGESTS = DEEP
 """Digests that may be under way at once."""
 
 
-cdef struct Entry:
-    uint64_t block
-    uint32_t word
-
-
-cdef struct Queue:
-    Entry* entries
-    uint64_t head, tail, size
-
-
 cdef struct Copy:
     Chunk* chunk
     uint64_t block, blocks, began
@@ -115,26 +106,6 @@ cdef struct Copy:
     Digest digest
     uint64_t digest_began
     cydriver.CUevent digested
-
-
-cdef bint queue_put(Queue* queue, uint64_t block, uint32_t word) noexcept nogil:
-    # False for want of memory.
-    cdef uint64_t size, i
-    cdef Entry* memory
-    if queue.tail - queue.head == queue.size:
-        size = queue.size * 2 if queue.size else 256
-        memory = <Entry*>realloc(NULL, size * sizeof(Entry))
-        if memory == NULL:
-            return False
-        for i in range(queue.head, queue.tail):
-            memory[i & (size - 1)] = queue.entries[i & (queue.size - 1)]
-        free(queue.entries)
-        queue.entries = memory
-        queue.size = size
-    queue.entries[queue.tail & (queue.size - 1)].block = block
-    queue.entries[queue.tail & (queue.size - 1)].word = word
-    deepum_store(&queue.tail, queue.tail + 1)
-    return True
 
 
 @cython.final
@@ -256,11 +227,11 @@ cdef class VmmMover(ExactMover):
         cdef uint64_t i, kept = lane.head
         cdef Entry entry
         for i in range(lane.head, lane.tail):
-            entry = lane.entries[i & (lane.size - 1)]
+            entry = queue_at(lane, i)[0]
             if block <= entry.block < end:
                 self.hand(IN_DEMAND, entry.block)
             else:
-                lane.entries[kept & (lane.size - 1)] = entry
+                queue_at(lane, kept)[0] = entry
                 kept += 1
         deepum_store(&lane.tail, kept)
 
@@ -344,7 +315,7 @@ cdef class VmmMover(ExactMover):
             if self.done.head == self.done.tail:
                 pthread_mutex_unlock(&self.memory.lock)
                 return told
-            entry = self.done.entries[self.done.head & (self.done.size - 1)]
+            entry = queue_at(&self.done, self.done.head)[0]
             self.done.head += 1
             if entry.word == GONE:
                 chunk = self.memory.map.find(entry.block)
@@ -394,7 +365,7 @@ cdef class VmmMover(ExactMover):
         cdef uint64_t i
         cdef int lane
         return [
-            [self.lanes[lane].entries[i & (self.lanes[lane].size - 1)].block
+            [queue_at(&self.lanes[lane], i).block
              for i in range(self.lanes[lane].head, self.lanes[lane].tail)]
             for lane in range(LANES)
         ]
@@ -412,7 +383,7 @@ cdef class VmmMover(ExactMover):
             if lane.head == lane.tail:
                 lane = &self.lanes[second]
             if lane.head != lane.tail:
-                chunk = self.memory.map.find(lane.entries[lane.head & (lane.size - 1)].block)
+                chunk = self.memory.map.find(queue_at(lane, lane.head).block)
                 lane.head += 1
                 self.working += 1
                 break
