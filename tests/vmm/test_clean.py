@@ -193,6 +193,11 @@ def test_a_digest_that_does_not_end_is_not_waited_for(driver: Driver) -> None:
         # Their frames are used again, but stay in one piece while the digests may read them.
         state += [program.new(WORDS, k) for k in range(16)]
         step()
+        # Frames of another size, as many as there may be: those that stay are beyond the budget.
+        small = [program.new(SIZE // 4, k) for k in range(32)]
+        for k, one in enumerate(small):
+            program.axpy(one, small[k - 1], 1)
+        driver.sync(program.stream)
         assert not late
         loose.set()
         step()

@@ -44,6 +44,8 @@ cdef class VmmMemory:
     cdef Queue doubtful            # chunks whose place on the host may be taken
     cdef uint32_t stuck[MOST_STUCK]        # frames whose alias a digest may read yet
     cdef uint32_t stuck_count
+    cdef uint32_t held[MOST_STUCK]         # those of them that were to be broken up
+    cdef uint32_t held_count
     cdef uint64_t top                      # no segment ever lay beyond this block
     cdef const char* wrong                 # what failed for good
     cdef int status                        # the driver's word on it
@@ -70,7 +72,8 @@ cdef class VmmMemory:
     cdef void forget_host(self, Chunk* chunk) noexcept nogil
     cdef void doubt(self, Chunk* chunk) noexcept nogil
     cdef bint reclaim(self) noexcept nogil
-    cdef bint is_stuck(self, uint32_t frame) noexcept nogil
+    cdef bint hold(self, uint32_t frame) noexcept nogil
+    cdef void come_loose(self) noexcept nogil
     cdef int lend(self, Chunk* chunk, bint device) noexcept nogil
     cdef int take_back(self, Chunk* chunk) noexcept nogil
     cdef int bring(self, Chunk* chunk) noexcept nogil

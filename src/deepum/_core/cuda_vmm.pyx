@@ -201,14 +201,13 @@ cdef class VmmMemory:
         while True:
             pthread_mutex_lock(&self.lock)
             answer = self.frames.take(size, frame)
+            while answer == FRAME_BREAK and self.hold(frame[0]):
+                answer = self.frames.take(size, frame)
             if answer == FRAME_MAKE:
                 frame[0] = self.frames.add(size, 0)    # counted before it is there
             pthread_mutex_unlock(&self.lock)
             if answer == FRAME_TAKEN:
                 return 0
-            if answer == FRAME_BREAK and self.is_stuck(frame[0]):
-                self.give_frame(frame[0])
-                return LATER
             if answer == FRAME_BREAK:
                 self.empty_frame(frame[0])
                 continue
@@ -256,15 +255,28 @@ cdef class VmmMemory:
         self.frames.give(frame)
         pthread_mutex_unlock(&self.lock)
 
-    cdef bint is_stuck(self, uint32_t frame) noexcept nogil:
-        cdef bint found = False
+    cdef bint hold(self, uint32_t frame) noexcept nogil:
+        # With the lock held: a frame is to be broken up. If a digest may read its alias yet it
+        # stays as it is, and there may be as much memory besides: what wants a frame may be what
+        # opens the gate that the digest waits behind.
         cdef uint32_t i
-        pthread_mutex_lock(&self.lock)
         for i in range(self.stuck_count):
             if self.stuck[i] == frame:
-                found = True
+                self.held[self.held_count] = frame
+                self.held_count += 1
+                self.frames.beyond += <uint64_t>1 << frame_class(frame)
+                return True
+        return False
+
+    cdef void come_loose(self) noexcept nogil:
+        # The digests have ended. What there is beyond the budget goes as frames are broken up.
+        pthread_mutex_lock(&self.lock)
+        self.stuck_count = 0
+        while self.held_count:
+            self.held_count -= 1
+            self.frames.give(self.held[self.held_count])
+        self.frames.beyond = 0
         pthread_mutex_unlock(&self.lock)
-        return found
 
     cdef void shed(self) noexcept nogil:
         # Give back what nothing is in, while no session needs it.

@@ -17,7 +17,8 @@ nobody.
 DESIGN: two things were tried on an H200 and are not here: a kernel that copies to the host in the
 place of the copy engine (a step of GPT-2 XL took 1.10 times as long), and copying out what will
 have to leave while nothing has to (both together: 0.99 to 1.01). Larger chunks (`chunk_mib`) make
-fewer calls and move more bytes: bench/results/h200-vmm-chunks.json.
+fewer calls and move more bytes: bench/results/h200-vmm-chunks.json. Maps between two longer bursts,
+in the place of one behind each, change nothing over `bench/paced`'s driver.
 
 The conductor's side changes a chunk's state when it hands a command over, so that the commands of
 one chunk take effect in order, whichever threads carry them out.
@@ -834,9 +835,7 @@ cdef class VmmMover(ExactMover):
         cdef bint found = False
         cdef int status
         if self.memory.stuck_count and not cydriver.cuStreamQuery(self.digests):
-            pthread_mutex_lock(&self.memory.lock)
-            self.memory.stuck_count = 0
-            pthread_mutex_unlock(&self.memory.lock)
+            self.memory.come_loose()
         for at in range(head, tail):
             copy = &copies[at % DEEP]
             if copy.stage != UNDER_WAY:
@@ -882,7 +881,7 @@ cdef class VmmMover(ExactMover):
             cydriver.cuStreamSynchronize(self.digests)
             cydriver.cuStreamDestroy(self.digests)
             leave_driver()
-        self.memory.stuck_count = 0
+        self.memory.come_loose()
         self.digests = NULL
 
     def run_drops(self):

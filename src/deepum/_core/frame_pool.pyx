@@ -51,7 +51,7 @@ cdef class FramePool:
             frame[0] = size << 24 | p.free[p.free_count]
             self.used += blocks
             return FRAME_TAKEN
-        if self.made + blocks <= self.budget:
+        if self.made + blocks <= self.budget + self.beyond:
             return FRAME_MAKE
         frame[0] = self.spare(size)
         return FRAME_WAIT if frame[0] == NO_FRAME_AT_ALL else FRAME_BREAK
