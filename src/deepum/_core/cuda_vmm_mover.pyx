@@ -17,8 +17,7 @@ nobody.
 DESIGN: two things were tried on an H200 and are not here: a kernel that copies to the host in the
 place of the copy engine (a step of GPT-2 XL took 1.10 times as long), and copying out what will
 have to leave while nothing has to (both together: 0.99 to 1.01). Larger chunks (`chunk_mib`) make
-fewer calls and move more bytes: bench/results/h200-vmm-chunks.json. Maps between two longer bursts,
-in the place of one behind each, change nothing over `bench/paced`'s driver.
+fewer calls and move more bytes: bench/results/h200-vmm-chunks.json.
 
 The conductor's side changes a chunk's state when it hands a command over, so that the commands of
 one chunk take effect in order, whichever threads carry them out.

@@ -24,7 +24,7 @@ cdef struct Places:
 
 cdef class FramePool:
     cdef readonly uint64_t budget          # blocks
-    cdef readonly uint64_t beyond           # blocks that there may be besides
+    cdef readonly uint64_t beyond          # blocks that there may be besides
     cdef readonly uint64_t made            # blocks of the frames that there are
     cdef readonly uint64_t used            # blocks of those that are in use
     cdef readonly uint64_t ever            # frames that were ever made
